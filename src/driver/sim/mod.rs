@@ -15,6 +15,8 @@
 //! Streams run at once or not at all ([`SimDriver::stall`]): there is no schedule and no time. Nothing is captured.
 
 mod audit;
+#[allow(unsafe_code)] // Memory mappings of the host stand behind a backed device.
+mod backing;
 mod config;
 mod cost;
 mod faults;
@@ -33,7 +35,7 @@ use super::{
     HandleProperties, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
 };
 use crate::error::CuResult;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceId, DevicePtr};
 use faults::{Faults, Outcome};
 use std::collections::HashMap;
@@ -58,8 +60,17 @@ struct State {
     vmm: vmm::Vmm,
     queues: streams::Queues,
     modules: kernels::Modules,
+    /// The memory of a backed machine.
+    backing: Option<backing::Backing>,
     /// Capture modes of threads that are not in the default one.
     capture_modes: HashMap<ThreadId, CaptureMode>,
+}
+
+/// Ends the test: on a GPU anything may happen here, and some of it was seen to end the process.
+#[cold]
+#[inline(never)]
+fn undefined(what: fmt::Arguments<'_>) -> ! {
+    panic!("undefined behaviour: {what}");
 }
 
 impl SimDriver {
@@ -67,20 +78,27 @@ impl SimDriver {
     ///
     /// # Panics
     /// When the configuration makes no sense: more than [`MAX_DEVICES`] devices, or a granularity that is not a power
-    /// of two of at least 4 KiB.
+    /// of two of at least 4 KiB (64 KiB for a backed machine), or where the host has no memory files or addresses for a
+    /// backed machine.
     #[must_use]
     pub fn new(config: SimConfig) -> Arc<Self> {
         assert!(config.devices.len() <= MAX_DEVICES, "at most {MAX_DEVICES} simulated devices");
         for device in &config.devices {
             let granularity = device.granularity.minimum_bytes;
-            assert!(granularity.is_power_of_two() && granularity >= 4096, "granularity {granularity} of a simulated device");
+            let least = if config.backed { 64 << 10 } else { 4096 };
+            assert!(granularity.is_power_of_two() && granularity >= least, "granularity {granularity} of a simulated device");
         }
+        let capacities: Vec<u64> = config.devices.iter().map(|device| device.properties.total_bytes).collect();
+        let backing =
+            config.backed.then(|| backing::Backing::new(&capacities).expect("memory files and addresses for a backed simulated machine"));
+        let plain = backing.as_ref().map_or((memory::PLAIN_START, memory::PLAIN_BYTES), backing::Backing::plain_region);
         let state = State {
             devices: config.devices.iter().map(|_| memory::Device::default()).collect(),
-            plain: memory::Plain::new(),
+            plain: memory::Plain::new(plain),
             vmm: vmm::Vmm::new(config.reuse_handles),
             queues: streams::Queues::new(config.devices.len(), config.reuse_handles),
             modules: kernels::Modules::new(config.reuse_handles),
+            backing,
             capture_modes: HashMap::new(),
             config,
         };
@@ -158,6 +176,13 @@ impl SimDriver {
         Ok(value)
     }
 
+    /// The state once everything queued in a device's context is done.
+    fn synchronized(&self, device: DeviceId) -> DriverResult<MutexGuard<'_, State>> {
+        let state = self.state.lock();
+        let index = state.device(device)?;
+        self.wait_context(state, index)
+    }
+
     /// A call of streams and events, at a fixed price.
     fn fixed<T>(&self, call: Call, ns: u64, work: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
         self.enter(call)?;
@@ -212,6 +237,9 @@ impl Driver for SimDriver {
     fn mem_free(&self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<()> {
         self.enter(Call::frees(kind))?;
         let state = self.state.lock();
+        if address.is_null() {
+            return state.device(device).map(drop);
+        }
         let bytes = state.freeable(device, kind, address)?.bytes;
         // The driver waits for the context's work. What another device's context has queued it does not know of.
         let mut state = self.wait_context(state, device.0 as usize)?;
@@ -319,11 +347,7 @@ impl Driver for SimDriver {
     }
 
     fn context_synchronize(&self, device: DeviceId) -> DriverResult<()> {
-        self.fixed(Call::ContextSynchronize, cost::OTHER_SYNC, || {
-            let state = self.state.lock();
-            let index = state.device(device)?;
-            self.wait_context(state, index).map(drop)
-        })
+        self.fixed(Call::ContextSynchronize, cost::OTHER_SYNC, || self.synchronized(device).map(drop))
     }
 
     fn memcpy_async(
@@ -354,11 +378,11 @@ impl Driver for SimDriver {
     }
 
     fn module_load(&self, device: DeviceId, image: &[u8]) -> DriverResult<ModuleHandle> {
-        self.fixed(Call::ModuleLoad, 0, || self.state.lock().module_load(device, image))
+        self.fixed(Call::ModuleLoad, 0, || self.synchronized(device)?.module_load(device, image))
     }
 
     fn module_unload(&self, device: DeviceId, module: ModuleHandle) -> DriverResult<()> {
-        self.fixed(Call::ModuleUnload, 0, || self.state.lock().module_unload(device, module))
+        self.fixed(Call::ModuleUnload, 0, || self.synchronized(device)?.module_unload(device, module))
     }
 
     fn module_function(&self, module: ModuleHandle, name: &str) -> DriverResult<FunctionHandle> {
