@@ -69,15 +69,6 @@ impl Touch {
     }
 }
 
-/// Why a range cannot be touched.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Untouchable {
-    /// Some of it is no memory at all.
-    NoMemory,
-    /// All of it is memory, but the device may not use it so.
-    NoAccess,
-}
-
 impl State {
     /// The index of a device whose context is sound.
     pub(super) fn device(&self, device: DeviceId) -> DriverResult<usize> {
@@ -194,28 +185,26 @@ impl State {
 
     /// Whether work of `device` may touch a range. A copy may reach a plain allocation of any device (the driver stages
     /// it where it must); a kernel only those of its own and of the host.
-    pub(super) fn touchable(&self, device: usize, touch: Touch, is_copy: bool) -> Result<(), Untouchable> {
-        let end = touch.start.checked_add(touch.bytes).ok_or(Untouchable::NoMemory)?;
+    pub(super) fn touchable(&self, device: usize, touch: Touch, is_copy: bool) -> bool {
+        let Some(end) = touch.start.checked_add(touch.bytes) else { return false };
         if touch.bytes == 0 {
-            return Ok(());
+            return true;
         }
-        if let Some((&start, plain)) = self.plain.allocations.range(..=touch.start).next_back() {
-            if touch.start < start + plain.bytes {
-                return match () {
-                    () if end > start + plain.bytes => Err(Untouchable::NoMemory),
-                    () if plain.kind == MemoryKind::Device && plain.device != device && !is_copy => Err(Untouchable::NoAccess),
-                    () => Ok(()),
-                };
-            }
+        if let Some((&start, plain)) = self.plain.allocations.range(..=touch.start).next_back()
+            && touch.start < start + plain.bytes
+        {
+            let reachable = plain.kind != MemoryKind::Device || plain.device == device || is_copy;
+            return reachable && end <= start + plain.bytes;
         }
         let mut at = touch.start;
-        let mut allowed = true;
         while at < end {
-            let (start, mapping) = self.vmm.mapping_at(at).ok_or(Untouchable::NoMemory)?;
+            let Some((start, mapping)) = self.vmm.mapping_at(at) else { return false };
             let mask = if touch.writes { mapping.writable } else { mapping.readable };
-            allowed &= mask & (1 << device) != 0;
+            if mask & (1 << device) == 0 {
+                return false;
+            }
             at = start + mapping.bytes;
         }
-        if allowed { Ok(()) } else { Err(Untouchable::NoAccess) }
+        true
     }
 }

@@ -4,15 +4,44 @@
 //! no memory stands behind the addresses, so traces of any size run; where bytes matter a machine is
 //! [backed](SimConfig::backed).
 //!
+//! # Whose rules
+//! The codes, and what is allowed at all, are those seen on an H200 with driver 580 (CUDA 13.0), by provoking each; the
+//! [conformance suite](super::conformance) holds them. Where a driver is more lenient than [`Driver`] lets its callers
+//! be, the simulation is strict: it refuses an unmap of several mappings, of holes or of nothing (but for
+//! [`SimConfig::multi_unmap`]), a mapping that reaches past the end of its reservation, plain memory freed as another
+//! kind or through another device, and a stream named together with a device that is not its own. It counts a plain
+//! allocation at the size asked for; the driver takes 2 MiB at a time.
+//!
+//! A broken context refuses everything but virtual memory management, which belongs to no context, and questions about
+//! the machine.
+//!
 //! # Where the hardware's behaviour is undefined
-//! The simulation ends the test with a panic that says what was done: memory is unmapped while queued work touches it.
+//! The simulation ends the test with a panic that says what was done. These are: memory unmapped, or freed by another
+//! device, while queued work touches it; a call with a stream, event or handle of physical memory that is not live (the
+//! driver crashes; releasing a handle twice it happened to refuse); and an asynchronous copy from or to an address where
+//! nothing is (it takes it for an address of the host, and crashes). A *kernel* that touches what it may not breaks its
+//! context, as on a GPU.
+//!
+//! # Backed machines
+//! [`SimConfig::backed`] puts memory behind the addresses: copies, fills and the [built-in kernels](BUILTIN_MODULE)
+//! work, bytes move with the handle that they are in, and addresses are real ones of this process. Fresh memory is zero.
+//! At most 16,000 handles are mapped at a time, and at most 8 times the memory is reserved; beyond that memory is out.
+//! On other machines copies, fills and kernels are checked and move nothing, and copying to the host is
+//! [not supported](CuResult::ERROR_NOT_SUPPORTED).
+//!
+//! # Streams
+//! Work is done within the call that queues it, unless its stream is [stalled](SimDriver::stall) or it waits for one
+//! that is. A host call that waits for such work blocks until another thread lets it go on. Freeing plain memory, and
+//! loading or unloading a module, wait for everything queued in the context, as was seen; mapping, unmapping and
+//! allocating do not. An operation on the legacy stream, the record of an event too, waits for the blocking streams and
+//! they for it; a wait for an event that is done already is no operation.
 //!
 //! # Concurrency
-//! One lock round everything. Hooks and host functions run without it. A call costs some 100 ns and no call is linear in
-//! what is alive, but for calls that span many mappings.
+//! One lock round everything. Hooks and host functions run without it. A call costs some 100 ns and is at most
+//! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued.
 //!
 //! # What it does not do
-//! Streams run at once or not at all ([`SimDriver::stall`]): there is no schedule and no time. Nothing is captured.
+//! Streams run at once or not at all: there is no schedule and no time. Nothing is captured.
 
 mod audit;
 #[allow(unsafe_code)] // Memory mappings of the host stand behind a backed device.

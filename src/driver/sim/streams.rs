@@ -355,7 +355,7 @@ impl State {
         if self.devices[device].sticky.is_some() {
             return;
         }
-        let allowed = work.touches().into_iter().flatten().all(|touch| self.touchable(device, touch, work.is_copy()).is_ok());
+        let allowed = work.touches().into_iter().flatten().all(|touch| self.touchable(device, touch, work.is_copy()));
         if !allowed {
             self.devices[device].sticky = Some(CuResult::ERROR_ILLEGAL_ADDRESS);
             return;
@@ -500,7 +500,9 @@ impl SimDriver {
                 if unknown {
                     undefined(format_args!("{} of {} bytes at {:#x}, where nothing is", work.name(), touch.bytes, touch.start));
                 }
-                state.touchable(index, touch, true).map_err(|_| CuResult::ERROR_INVALID_VALUE)?;
+                if !state.touchable(index, touch, true) {
+                    return Err(CuResult::ERROR_INVALID_VALUE);
+                }
             }
         }
         drop(self.submit(state, key, Vec::new(), work));
@@ -564,7 +566,6 @@ impl SimDriver {
         let points = state.queues.idle_points(key);
         let index = device.0 as usize;
         let state = self.wait(state, index, &points)?;
-        state.touchable(index, touch, true).map_err(|_| CuResult::ERROR_INVALID_VALUE)?;
-        Ok(state)
+        if state.touchable(index, touch, true) { Ok(state) } else { Err(CuResult::ERROR_INVALID_VALUE) }
     }
 }

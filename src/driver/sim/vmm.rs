@@ -265,21 +265,23 @@ impl State {
         let mut ns = 0;
         for start in &starts {
             let Some(mapping) = self.vmm.mappings.get_mut(start) else { continue };
+            let (mut readable, mut writable) = (mapping.readable, mapping.writable);
             for descriptor in access {
                 let bit = 1 << descriptor.device.0;
                 let (reads, writes) = match descriptor.flags {
-                    AccessFlags::None => (false, false),
-                    AccessFlags::Read => (true, false),
-                    AccessFlags::ReadWrite => (true, true),
+                    AccessFlags::None => (0, 0),
+                    AccessFlags::Read => (bit, 0),
+                    AccessFlags::ReadWrite => (bit, bit),
                 };
-                mapping.readable = mapping.readable & !bit | if reads { bit } else { 0 };
-                mapping.writable = mapping.writable & !bit | if writes { bit } else { 0 };
+                readable = readable & !bit | reads;
+                writable = writable & !bit | writes;
             }
-            if let Some(backing) = &mut self.backing {
-                if !backing.protect(*start, mapping.bytes, mapping.readable != 0, mapping.writable != 0) {
-                    return Err(CuResult::ERROR_OUT_OF_MEMORY);
-                }
+            if let Some(backing) = &mut self.backing
+                && !backing.protect(*start, mapping.bytes, readable != 0, writable != 0)
+            {
+                return Err(CuResult::ERROR_OUT_OF_MEMORY);
             }
+            (mapping.readable, mapping.writable) = (readable, writable);
             let one = cost::of(cost::MEM_SET_ACCESS, mapping.bytes);
             ns += if starts.len() > 1 { one.max(cost::MEM_SET_ACCESS_OF_SEVERAL) } else { one };
         }
