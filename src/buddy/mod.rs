@@ -1,0 +1,3 @@
+//! **Buddy layer**: large requests, as runs of grains.
+
+pub mod classic;
