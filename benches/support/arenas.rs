@@ -10,7 +10,7 @@ const ARENA_BYTES: u64 = 64 << 20;
 
 /// Arenas with a classic buddy allocator each.
 #[derive(Debug)]
-pub struct Arenas {
+pub(crate) struct Arenas {
     tails: Tails,
     arenas: Vec<ClassicBuddy>,
     /// The arenas by the order of their largest free block; full arenas are in none.
@@ -20,19 +20,19 @@ pub struct Arenas {
 
 /// Where a block lies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Block {
+pub(crate) struct Block {
     arena: usize,
     grain: u64,
 }
 
 impl Arenas {
     /// No arena.
-    pub fn new(tails: Tails) -> Self {
+    pub(crate) fn new(tails: Tails) -> Self {
         Self { tails, arenas: Vec::new(), by_largest: [const { BTreeSet::new() }; 64], reserved_bytes: 0 }
     }
 
     /// Allocates in the first arena that has a block large enough, or in a new one.
-    pub fn allocate(&mut self, bytes: u64) -> Block {
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Block {
         let grains = bytes.div_ceil(GRAIN).max(1);
         let wanted = grains.next_power_of_two().trailing_zeros() as usize;
         let arena = self.by_largest[wanted..].iter().filter_map(BTreeSet::first).min().copied().unwrap_or_else(|| self.grow(grains));
@@ -41,22 +41,22 @@ impl Arenas {
     }
 
     /// Frees a block.
-    pub fn free(&mut self, block: Block) {
+    pub(crate) fn free(&mut self, block: Block) {
         self.change(block.arena, |buddy| buddy.free(block.grain)).expect("the block is live");
     }
 
     /// What all arenas take together.
-    pub fn reserved_bytes(&self) -> u64 {
+    pub(crate) fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes
     }
 
     /// Where a block lies in the arena's bytes, for a check of overlaps: the arena, the first byte.
-    pub fn place(block: Block) -> (usize, u64) {
+    pub(crate) fn place(block: Block) -> (usize, u64) {
         (block.arena, block.grain * GRAIN)
     }
 
     /// Whether every arena is in order, and in the set where it belongs.
-    pub fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         for (index, arena) in self.arenas.iter().enumerate() {
             arena.check().map_err(|why| format!("arena {index}: {why}"))?;
             let sets: Vec<usize> = (0..64).filter(|&order| self.by_largest[order].contains(&index)).collect();

@@ -1,5 +1,5 @@
 //! What the benches share. `tests/bench_support.rs` tests it.
 
-pub mod arenas;
-pub mod random_allocations;
-pub mod work;
+pub(crate) mod arenas;
+pub(crate) mod random_allocations;
+pub(crate) mod work;

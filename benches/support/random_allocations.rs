@@ -6,7 +6,7 @@ use super::work::{Event, Work};
 /// `std::minstd_rand0`, which is GNU's `std::default_random_engine`: the multiplicative generator of Lewis, Goodman and
 /// Miller, begun at 1.
 #[derive(Clone, Debug)]
-pub struct Minstd(u64);
+pub(crate) struct Minstd(u64);
 
 impl Minstd {
     const MODULUS: u64 = (1 << 31) - 1;
@@ -16,19 +16,19 @@ impl Minstd {
     const SPREAD: u64 = Self::MODULUS - 1 - Self::LOWEST;
 
     /// The generator as it is without a seed.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(1)
     }
 
     /// The next value, from 1 to 2^31 − 2.
-    pub fn draw(&mut self) -> u64 {
+    pub(crate) fn draw(&mut self) -> u64 {
         self.0 = self.0 * 16_807 % Self::MODULUS;
         self.0
     }
 
     /// `std::uniform_int_distribution` over `low..=high`, as GNU's library computes it from a generator whose values are
     /// no whole number of bits.
-    pub fn uniform(&mut self, low: u64, high: u64) -> u64 {
+    pub(crate) fn uniform(&mut self, low: u64, high: u64) -> u64 {
         low.wrapping_add(self.up_to(high - low))
     }
 
@@ -68,7 +68,7 @@ const ALLOCATE: u64 = 73;
 /// Every step draws a size, used or not. With nothing live it allocates. Otherwise it draws whether to allocate, which it
 /// does unless all allocations are made or the live bytes would reach 16,000 MiB; a step that does not allocate
 /// frees one at random, and the last one takes its place in the list.
-pub fn random_allocations(count: usize, largest_mib: u64) -> Work {
+pub(crate) fn random_allocations(count: usize, largest_mib: u64) -> Work {
     let mut random = Minstd::new();
     let mut events = Vec::with_capacity(2 * count);
     let mut live: Vec<(usize, u64)> = Vec::new();

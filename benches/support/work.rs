@@ -2,7 +2,7 @@
 
 /// One step of a work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
+pub(crate) enum Event {
     /// Allocate this many bytes. Allocations are numbered from 0 in their order.
     Allocate(u64),
     /// Free the allocation of this number.
@@ -11,16 +11,16 @@ pub enum Event {
 
 /// Allocations and frees by their name.
 #[derive(Clone, Debug)]
-pub struct Work {
+pub(crate) struct Work {
     /// What it is called in tables.
-    pub name: String,
+    pub(crate) name: String,
     /// What is done.
-    pub events: Vec<Event>,
+    pub(crate) events: Vec<Event>,
 }
 
 impl Work {
     /// The largest sum of bytes requested that is live at a moment.
-    pub fn peak_live_bytes(&self) -> u64 {
+    pub(crate) fn peak_live_bytes(&self) -> u64 {
         let mut sizes = Vec::new();
         let (mut live, mut peak) = (0u64, 0);
         for event in &self.events {
@@ -37,7 +37,7 @@ impl Work {
     }
 
     /// The number of allocations.
-    pub fn allocations(&self) -> usize {
+    pub(crate) fn allocations(&self) -> usize {
         self.events.iter().filter(|event| matches!(event, Event::Allocate(_))).count()
     }
 }

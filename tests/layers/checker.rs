@@ -16,7 +16,7 @@ enum Target {
 }
 
 /// Checks that every path leads to the layer it stands in or to a lower one.
-pub fn imports(tree: &Tree) -> Vec<String> {
+pub(crate) fn imports(tree: &Tree) -> Vec<String> {
     let mut violations: Vec<String> =
         tree.modules.iter().filter(|module| Layer::of(module).is_none()).map(|module| format!("module {module} is in no layer")).collect();
     let exports = exports(tree, &mut violations);
@@ -101,7 +101,7 @@ const PRIMITIVES: &[&str] = &["atomic", "Mutex", "RwLock", "Condvar", "Barrier",
 
 /// Checks that primitives of synchronisation are named in `src/sync.rs` alone. Tests and programs may use the standard
 /// library's.
-pub fn synchronisation(tree: &Tree) -> Vec<String> {
+pub(crate) fn synchronisation(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     for place in tree.places.iter().filter(|place| !place.program && !place.test && place.file != "src/sync.rs") {
         for found in paths::paths(place.tokens.clone(), &["std", "core"]) {
@@ -123,7 +123,7 @@ pub fn synchronisation(tree: &Tree) -> Vec<String> {
 const SECTION: &str = "Where unsafe stands";
 
 /// Checks that `unsafe` stands in the files that the design lists, and in each of them.
-pub fn unsafety(sources: &[(String, String)], design: &str) -> Vec<String> {
+pub(crate) fn unsafety(sources: &[(String, String)], design: &str) -> Vec<String> {
     let mut violations = Vec::new();
     let Some(listed) = listed(design) else { return vec![format!("DESIGN.md has no section \"{SECTION}\"")] };
     let mut seen = BTreeSet::new();

@@ -15,15 +15,15 @@ const LAYERS: &[(&str, &[&str])] = &[
 
 /// A layer: its place in the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Layer(usize);
+pub(crate) struct Layer(usize);
 
 impl Layer {
     /// The layer of a top-level module, or `None` for a module that no layer lists.
-    pub fn of(module: &str) -> Option<Self> {
+    pub(crate) fn of(module: &str) -> Option<Self> {
         LAYERS.iter().position(|(_, modules)| modules.contains(&module)).map(Self)
     }
 
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         LAYERS[self.0].0
     }
 }

@@ -4,24 +4,24 @@ use proc_macro2::{Delimiter, Ident, Spacing, TokenStream, TokenTree};
 
 /// A path that begins with one of the heads asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub(crate) struct Found {
     /// The segments, the head included; the last is `*` for a glob.
-    pub segments: Vec<String>,
+    pub(crate) segments: Vec<String>,
     /// The name that an import gives it with `as`.
-    pub alias: Option<String>,
+    pub(crate) alias: Option<String>,
     /// The line on which the path begins.
-    pub line: usize,
+    pub(crate) line: usize,
 }
 
 impl Found {
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         self.segments.join("::")
     }
 }
 
 /// Every path in `tokens` that begins with one of `heads`, trees of imports flattened. A head alone counts where it is
 /// renamed (`crate as root`).
-pub fn paths(tokens: TokenStream, heads: &[&str]) -> Vec<Found> {
+pub(crate) fn paths(tokens: TokenStream, heads: &[&str]) -> Vec<Found> {
     let mut found = Vec::new();
     collect(tokens, heads, &mut found);
     found
@@ -116,7 +116,7 @@ fn follows_separator(tokens: &[TokenTree], at: usize) -> bool {
 }
 
 /// The lines on which the word stands in `tokens`, as an identifier or a keyword.
-pub fn lines_of(tokens: TokenStream, word: &str) -> Vec<usize> {
+pub(crate) fn lines_of(tokens: TokenStream, word: &str) -> Vec<usize> {
     let mut lines = Vec::new();
     for token in tokens {
         match token {

@@ -7,27 +7,27 @@ use syn::{Attribute, Item};
 
 /// An item that is not a module, in its place.
 #[derive(Debug)]
-pub struct Place {
+pub(crate) struct Place {
     /// The file it stands in.
-    pub file: String,
+    pub(crate) file: String,
     /// The module it stands in, from the crate's root.
-    pub module: Vec<String>,
+    pub(crate) module: Vec<String>,
     /// Whether only tests see it.
-    pub test: bool,
+    pub(crate) test: bool,
     /// Whether it belongs to a program rather than the library.
-    pub program: bool,
+    pub(crate) program: bool,
     /// What it is made of.
-    pub tokens: TokenStream,
+    pub(crate) tokens: TokenStream,
     /// Whether it is an import.
-    pub import: bool,
+    pub(crate) import: bool,
 }
 
 /// Every item under `src/`.
 #[derive(Debug, Default)]
-pub struct Tree {
-    pub places: Vec<Place>,
+pub(crate) struct Tree {
+    pub(crate) places: Vec<Place>,
     /// The library's top-level modules.
-    pub modules: BTreeSet<String>,
+    pub(crate) modules: BTreeSet<String>,
     files: usize,
 }
 
@@ -45,7 +45,7 @@ impl Tree {
     /// # Errors
     /// One line for each file that cannot be parsed, that a declaration asks for and that is not there, or that no
     /// declaration leads to.
-    pub fn parse(sources: Vec<(String, String)>) -> Result<Self, Vec<String>> {
+    pub(crate) fn parse(sources: Vec<(String, String)>) -> Result<Self, Vec<String>> {
         let mut sources: BTreeMap<String, String> = sources.into_iter().collect();
         let mut tree = Self { files: sources.len(), ..Self::default() };
         let mut errors = Vec::new();
@@ -71,7 +71,7 @@ impl Tree {
         if errors.is_empty() { Ok(tree) } else { Err(errors) }
     }
 
-    pub fn files(&self) -> usize {
+    pub(crate) fn files(&self) -> usize {
         self.files
     }
 
