@@ -2,4 +2,5 @@
 
 pub(crate) mod arenas;
 pub(crate) mod random_allocations;
+pub(crate) mod traces;
 pub(crate) mod work;
