@@ -17,6 +17,7 @@
 //! # What it does not do
 //! It keeps no record of who took a run: that is in the [`directory`].
 
+pub mod classic;
 mod directory;
 mod place;
 pub mod tree;
