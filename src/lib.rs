@@ -8,6 +8,8 @@ pub mod error;
 pub mod pool;
 mod slab;
 mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod units;
 
 pub use driver::Device;
