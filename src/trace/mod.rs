@@ -26,3 +26,14 @@ mod tests;
 
 pub use event::{Action, Event, Trace};
 pub use replay::{Failure, Passes, Progress, Report, replay};
+
+/// The fuzz target of the reader: whatever the bytes, they are refused or give a consistent trace.
+///
+/// # Panics
+/// On a fault of the reader.
+#[cfg(any(test, feature = "testing"))]
+pub fn fuzz_reader(data: &[u8]) {
+    if let Ok(trace) = Trace::read("fuzz", data) {
+        trace.check();
+    }
+}
