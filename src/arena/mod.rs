@@ -203,18 +203,6 @@ impl Arena {
         Pages { first: page, count }
     }
 
-    /// The whole hole around `page`, or an empty one.
-    pub(crate) fn hole_around(&self, page: u32) -> Pages {
-        let after = self.hole_from(page);
-        if after.count == 0 {
-            return after;
-        }
-        let region = self.regions.of_page(page).expect("a hole lies in a region");
-        let before = &self.busy[region.pages.first as usize..page as usize];
-        let first = before.last_one().map_or(region.pages.first, |busy| region.pages.first + busy as u32 + 1);
-        Pages { first, count: after.end() - first }
-    }
-
     /// Calls `found` with every hole, lowest first, until it returns `false`.
     pub(crate) fn visit_holes(&self, mut found: impl FnMut(Pages) -> bool) {
         for region in self.regions.iter().filter(|region| region.reserved_bytes.is_some()) {
@@ -240,10 +228,6 @@ impl Arena {
 
     pub(crate) fn note_addresses_scarce(&mut self) {
         self.addresses_scarce = true;
-    }
-
-    pub(crate) fn has_region(&self) -> bool {
-        !self.regions.is_empty()
     }
 
     /// Adds a reserved range of addresses. `None`, with nothing changed, where the index space is full.

@@ -23,10 +23,6 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_page.is_empty()
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &Region> {
         self.by_page.values()
     }

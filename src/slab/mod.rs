@@ -20,7 +20,9 @@
 mod bitmap;
 mod class;
 
-pub(crate) use class::{Class, MAX_SLOT_BYTES};
+pub(crate) use class::Class;
+#[cfg(test)]
+pub(crate) use class::MAX_SLOT_BYTES;
 
 use crate::arena::Table;
 use crate::buddy::Run;
