@@ -10,6 +10,8 @@ mod slab;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "trace")]
+pub mod trace;
 pub mod units;
 
 pub use driver::Device;
