@@ -169,14 +169,9 @@ mod tests {
 
     #[test]
     fn bytes_print_as_people_read_them() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1 KiB"),
-            (1536, "1.5 KiB"),
-            (140 * GIB, "140 GiB"),
-            (u64::MAX, "16 EiB"),
-        ] {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (140 * GIB, "140 GiB"), (u64::MAX, "16 EiB")]
+        {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
     }
@@ -200,9 +195,22 @@ mod tests {
 
     #[test]
     fn bad_sizes_are_refused() {
-        for text in
-            ["", "GiB", "8GB", "-1", "1e9", "1.2.3MiB", "1.", ".5GiB", "0.3B", "0.1KiB", "18446744073709551616", "16777216TiB", "0x10", "1.0000000000001GiB"]
-        {
+        for text in [
+            "",
+            "GiB",
+            "8GB",
+            "-1",
+            "1e9",
+            "1.2.3MiB",
+            "1.",
+            ".5GiB",
+            "0.3B",
+            "0.1KiB",
+            "18446744073709551616",
+            "16777216TiB",
+            "0x10",
+            "1.0000000000001GiB",
+        ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }

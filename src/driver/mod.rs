@@ -20,6 +20,7 @@
 mod call;
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod device;
 mod meter;
 mod types;
 
@@ -27,6 +28,7 @@ mod types;
 pub mod sim;
 
 pub use call::Call;
+pub use device::Device;
 pub use meter::{CallCounts, Meter};
 pub use types::{
     AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, FunctionHandle, Granularity,
