@@ -8,3 +8,8 @@ mod sync;
 pub mod units;
 
 pub use error::{Error, Result};
+
+/// The README's program, compiled and run with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
