@@ -172,11 +172,8 @@ struct Summary {
 
 impl Summary {
     fn row(&mut self, work: &Work) {
-        let measured = [
-            measure(|| Arenas::new(Tails::Kept), work),
-            measure(|| Arenas::new(Tails::GivenBack), work),
-            measure(Simulated::new, work),
-        ];
+        let measured =
+            [measure(|| Arenas::new(Tails::Kept), work), measure(|| Arenas::new(Tails::GivenBack), work), measure(Simulated::new, work)];
         let live = work.peak_live_bytes() as f64 / f64::from(1 << 20);
         let [(kept, kept_ns), (given, given_ns), (pool, pool_ns)] = measured;
         println!(

@@ -1,13 +1,19 @@
 //! GPU memory pooling over the CUDA driver.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod arena;
 pub mod buddy;
 pub mod driver;
 pub mod error;
+pub mod pool;
+mod slab;
 mod sync;
 pub mod units;
 
+pub use driver::Device;
 pub use error::{Error, Result};
+pub use pool::{DeviceBuffer, Pool, PoolBuilder, Statistics};
+pub use units::DevicePtr;
 
 /// The README's program, compiled and run with the documentation's.
 #[cfg(doctest)]

@@ -15,7 +15,8 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Vec<Work>, String> {
             files.push(path.clone());
             continue;
         }
-        let entries = path.read_dir().and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(|error| format!("{}: {error}", path.display()))?;
+        let entries =
+            path.read_dir().and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(|error| format!("{}: {error}", path.display()))?;
         let mut found: Vec<_> = entries.into_iter().map(|entry| entry.path()).filter(|path| is_trace(path)).collect();
         if found.is_empty() {
             return Err(format!("{} has no trace", path.display()));

@@ -1,5 +1,7 @@
 //! The driver's calls by name, for counting, timing and injecting faults.
 
+use super::types::MemoryKind;
+
 macro_rules! calls {
     ($($(#[$group:meta])* $variant:ident = $name:literal;)*) => {
         /// A call of the [`Driver`](super::Driver) trait.
@@ -71,6 +73,23 @@ calls! {
 }
 
 impl Call {
+    /// The call that allocates memory of a kind.
+    pub(crate) const fn allocates(kind: MemoryKind) -> Self {
+        match kind {
+            MemoryKind::Device => Self::MemAlloc,
+            MemoryKind::Pinned => Self::MemAllocHost,
+            MemoryKind::Managed => Self::MemAllocManaged,
+        }
+    }
+
+    /// The call that frees memory of a kind.
+    pub(crate) const fn frees(kind: MemoryKind) -> Self {
+        match kind {
+            MemoryKind::Device | MemoryKind::Managed => Self::MemFree,
+            MemoryKind::Pinned => Self::MemFreeHost,
+        }
+    }
+
     /// Whether the call takes, gives back, maps or unmaps memory or addresses.
     #[must_use]
     pub const fn manages_memory(self) -> bool {

@@ -18,6 +18,7 @@
 //!   in the call.
 
 mod call;
+mod device;
 mod meter;
 mod types;
 
@@ -25,10 +26,11 @@ mod types;
 pub mod sim;
 
 pub use call::Call;
+pub use device::Device;
 pub use meter::{CallCounts, Meter};
 pub use types::{
-    AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, FunctionHandle, Granularity, HandleProperties,
-    KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
+    AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, FunctionHandle, Granularity,
+    HandleProperties, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
 };
 
 use crate::error::CuResult;
@@ -242,7 +244,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`CuResult::ERROR_INVALID_VALUE`] for a range that is not accessible memory.
-    fn memcpy_async(&self, device: DeviceId, destination: DevicePtr, source: DevicePtr, bytes: u64, stream: StreamHandle) -> DriverResult<()>;
+    fn memcpy_async(
+        &self,
+        device: DeviceId,
+        destination: DevicePtr,
+        source: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DriverResult<()>;
 
     /// Copies from the host to the device and waits for it (`cuMemcpyHtoD`).
     ///

@@ -1,0 +1,112 @@
+//! Where memory is mapped when no free run fits: the choice of a window.
+//!
+//! A window is a stretch of free grains and unmapped pages, long enough for the request. Mapping costs time and
+//! memory, so the best window needs the fewest unmapped pages; then it strands the fewest bytes in the pages that it
+//! maps; then it has the lowest address.
+//!
+//! As a window slides over a stretch, what it needs changes only where one of its ends crosses an edge between free and
+//! unmapped, so only windows that begin or end at an edge are looked at: those at the longest free runs and at the
+//! holes between pages, at most [`CANDIDATES`] of each unless the search is exhaustive.
+
+use super::{Run, tree::RunTree};
+use crate::arena::{Arena, GRAIN_BYTES, Pages};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// How many free runs, and how many holes, are looked at.
+const CANDIDATES: usize = 64;
+
+/// A stretch that could be mapped for a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Window {
+    /// What the request gets.
+    pub(crate) run: Run,
+    /// The unmapped pages under it, lowest first.
+    pub(crate) missing: Vec<Pages>,
+    /// How many pages that is.
+    pub(crate) missing_pages: u32,
+    /// Grains on those pages that the request leaves over.
+    stranded: u32,
+}
+
+/// What is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Shape {
+    /// Grains in the run.
+    pub(crate) grains: u32,
+    /// What its address must be a multiple of, in bytes: a power of two.
+    pub(crate) alignment: u64,
+}
+
+/// The windows for a request, best first; empty where only new addresses help.
+pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, exhaustive: bool) -> Vec<Window> {
+    let limit = if exhaustive { usize::MAX } else { CANDIDATES };
+    let mut starts = Vec::new();
+    let mut edges = |begin: u32, end: u32| {
+        starts.push(arena.align_up(begin, shape.alignment));
+        // The last aligned start from which the window still ends at or before `end`.
+        if let Some(start) = end.checked_sub(shape.grains) {
+            let slack = (shape.alignment / GRAIN_BYTES).saturating_sub(1) as u32;
+            starts.push(Some(start));
+            starts.push(start.checked_sub(slack).and_then(|start| arena.align_up(start, shape.alignment)));
+        }
+    };
+    for run in longest_runs(tree, limit) {
+        edges(run.start, run.end());
+    }
+    let page_grains = arena.page_grains();
+    let mut seen = 0;
+    arena.visit_holes(|hole| {
+        let (begin, end) = (hole.first * page_grains, hole.end() * page_grains);
+        edges(begin, end);
+        edges(tree.run_before(begin).start, tree.run_after(end).end());
+        seen += 1;
+        seen < limit
+    });
+    let mut starts: Vec<u32> =
+        starts.into_iter().flatten().filter(|&start| arena.align_up(start, shape.alignment) == Some(start)).collect();
+    starts.sort_unstable();
+    starts.dedup();
+    let mut windows: Vec<Window> = starts.into_iter().filter_map(|start| measure(arena, tree, Run { start, len: shape.grains })).collect();
+    windows.sort_by_key(|window| (window.missing_pages, window.stranded, window.run.start));
+    windows
+}
+
+/// The longest free runs, at most `limit`, in no order.
+fn longest_runs(tree: &RunTree, limit: usize) -> Vec<Run> {
+    let mut heap = BinaryHeap::new();
+    tree.visit(1, |run| {
+        heap.push(Reverse((run.len, Reverse(run.start))));
+        if heap.len() > limit {
+            heap.pop();
+        }
+        true
+    });
+    heap.into_iter().map(|Reverse((len, Reverse(start)))| Run { start, len }).collect()
+}
+
+/// What a window needs; `None` where it meets something that is neither free nor unmapped.
+fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
+    let page_grains = arena.page_grains();
+    run.start.checked_add(run.len)?;
+    let (mut at, mut missing, mut missing_pages, mut covered) = (run.start, Vec::new(), 0, 0);
+    while at < run.end() {
+        let free = tree.run_after(at);
+        if !free.is_empty() {
+            at = free.end();
+            continue;
+        }
+        let wanted = run.end().div_ceil(page_grains) - at / page_grains;
+        let hole = arena.hole_from(at / page_grains);
+        let count = hole.count.min(wanted);
+        if count == 0 {
+            return None;
+        }
+        let end = (hole.first + count) * page_grains;
+        covered += end.min(run.end()) - at;
+        missing_pages += count;
+        missing.push(Pages { first: hole.first, count });
+        at = end;
+    }
+    Some(Window { run, missing, missing_pages, stranded: missing_pages * page_grains - covered })
+}

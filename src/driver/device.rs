@@ -1,0 +1,64 @@
+//! A device: a driver and an ordinal.
+
+use super::{DeviceProperties, Driver};
+use crate::error::{CuResult, Error, Result};
+use crate::sync::Arc;
+use crate::units::DeviceId;
+
+/// One device of a driver. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Device {
+    driver: Arc<dyn Driver>,
+    id: DeviceId,
+}
+
+impl Device {
+    /// The device with this ordinal.
+    ///
+    /// # Errors
+    /// [`Error::is_unavailable`] where the driver has no such device.
+    pub fn new(driver: Arc<dyn Driver>, id: DeviceId) -> Result<Self> {
+        match driver.device_properties(id) {
+            Ok(_) => Ok(Self { driver, id }),
+            Err(CuResult::ERROR_INVALID_DEVICE) => Err(Error::unavailable(format!("there is no device {id}"))),
+            Err(code) => Err(Error::driver("cuDeviceGetAttribute", code)),
+        }
+    }
+
+    /// The first CUDA device.
+    ///
+    /// # Errors
+    /// [`Error::is_unavailable`]: this version of the crate has no binding to the CUDA driver yet.
+    pub fn first() -> Result<Self> {
+        Err(Error::unavailable(
+            "no CUDA device: this version of vrampool does not bind the CUDA driver yet; it runs on the simulated device",
+        ))
+    }
+
+    /// A simulated device with the size and the costs of an H200. Its addresses lead to no memory.
+    #[cfg(feature = "sim")]
+    #[must_use]
+    pub fn simulated() -> Self {
+        Self { driver: super::sim::SimDriver::h200(), id: DeviceId(0) }
+    }
+
+    /// The driver that the device belongs to.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The device's ordinal.
+    #[must_use]
+    pub fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// What the device is and can do.
+    ///
+    /// # Errors
+    /// [`Error::is_driver`].
+    pub fn properties(&self) -> Result<DeviceProperties> {
+        self.driver.device_properties(self.id).map_err(|code| Error::driver("cuDeviceGetAttribute", code))
+    }
+}

@@ -1,0 +1,112 @@
+//! A block that frees itself.
+
+use super::Pool;
+use crate::error::{Error, Result};
+use crate::units::DevicePtr;
+use std::fmt;
+
+/// A block of a pool, freed when it is dropped. It keeps the pool's memory alive.
+///
+/// It knows its own allocation: where the block was freed by its address and given to someone else, dropping the buffer
+/// leaves the new owner alone, and [`DeviceBuffer::free`] says so.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    pool: Pool,
+    address: DevicePtr,
+    size: u64,
+    serial: u32,
+}
+
+impl DeviceBuffer {
+    pub(super) fn new(pool: Pool, address: DevicePtr, size: u64, serial: u32) -> Self {
+        Self { pool, address, size, serial }
+    }
+
+    /// Where the block begins; [`DevicePtr::NULL`] for a buffer of zero bytes.
+    #[must_use]
+    pub fn address(&self) -> DevicePtr {
+        self.address
+    }
+
+    /// The bytes asked for.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The pool that the block belongs to.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Frees the block, as dropping the buffer does, and says whether that worked.
+    ///
+    /// # Errors
+    /// [`FreeError`], with the buffer: its block is not live any more.
+    pub fn free(mut self) -> Result<(), FreeError> {
+        match self.release() {
+            Ok(()) => {
+                self.address = DevicePtr::NULL;
+                Ok(())
+            }
+            Err(error) => Err(FreeError { error, buffer: self }),
+        }
+    }
+
+    /// Gives the block up without freeing it: its address is freed by [`Pool::deallocate`], or lives as long as the
+    /// pool.
+    #[must_use = "the block is freed by nobody else"]
+    pub fn into_raw(mut self) -> DevicePtr {
+        std::mem::take(&mut self.address)
+    }
+
+    fn release(&self) -> Result<()> {
+        if self.address.is_null() { Ok(()) } else { self.pool.shared.free(self.address, Some(self.serial)) }
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // A stale buffer has nothing to free, and nobody is left to tell.
+        let _ = self.release();
+    }
+}
+
+/// A buffer that could not be freed, and why.
+pub struct FreeError {
+    error: Error,
+    buffer: DeviceBuffer,
+}
+
+impl FreeError {
+    /// Why.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The buffer, as it was.
+    #[must_use]
+    pub fn into_buffer(self) -> DeviceBuffer {
+        self.buffer
+    }
+}
+
+impl fmt::Debug for FreeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreeError").field("error", &self.error).field("buffer", &self.buffer).finish()
+    }
+}
+
+impl fmt::Display for FreeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for FreeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}

@@ -1,0 +1,342 @@
+//! What the pool's lock guards: the layers below, the live blocks and the counts.
+//!
+//! # Invariants, each in [`Core::check`]
+//! - P1 Every live block is found through the directory by its first grain, and every slab by each of its grains.
+//! - P2 The law of bytes, at every moment at which the lock is free:
+//!   `live + idle in slabs + free + unsettled + padding == reserved`.
+//! - P3 `reserved <= capacity`.
+
+use super::request::{Request, Route};
+use super::statistics::{ClassStatistics, Statistics};
+use crate::arena::{GRAIN_BYTES, Site, Table, Work};
+use crate::buddy::{Buddy, Owner, Run, Window};
+use crate::error::{CuResult, InvalidFree, OutOfMemory};
+use crate::slab::{Class, Slabs, Slot};
+use crate::sync::Arc;
+use crate::units::DevicePtr;
+
+/// A live block of grains.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Block {
+    run: Run,
+    requested: u64,
+    serial: u32,
+}
+
+/// A block just allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Served {
+    pub(super) address: DevicePtr,
+    pub(super) serial: u32,
+}
+
+/// Where a live block is.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Block(u32, Block),
+    Slot { slab: u32, slot: u32, class: Class, record: Slot },
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    live_blocks: u64,
+    live_bytes: u64,
+    requested_bytes: u64,
+    peak_live_bytes: u64,
+    peak_requested_bytes: u64,
+    peak_reserved_bytes: u64,
+    allocations: u64,
+    deallocations: u64,
+    pub(super) failed_allocations: u64,
+    refused_frees: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) buddy: Buddy,
+    slabs: Slabs,
+    blocks: Table<Block>,
+    /// The number of the last allocation, to tell a stale owner from the present one.
+    serial: u32,
+    pub(super) counts: Counts,
+    /// The most bytes that may be held.
+    pub(super) capacity: Option<u64>,
+    /// How many pieces of work are under way.
+    pub(super) works: u32,
+    /// Counts the pieces of work that changed what is held.
+    pub(super) progress: u64,
+    /// Free grains that windows under way have taken out of the tree.
+    window_grains: u64,
+}
+
+impl Core {
+    pub(super) fn new(site: Arc<Site>, capacity: Option<u64>) -> Self {
+        Self {
+            buddy: Buddy::new(site),
+            slabs: Slabs::new(),
+            blocks: Table::default(),
+            serial: 0,
+            counts: Counts::default(),
+            capacity,
+            works: 0,
+            progress: 0,
+            window_grains: 0,
+        }
+    }
+
+    // ---- allocate: down the layers ----
+
+    /// Serves a request from memory that is there.
+    pub(super) fn serve(&mut self, request: &Request) -> Option<Served> {
+        if let Route::Slab(class) = request.route
+            && let Some(served) = self.take_slot(class, request)
+        {
+            return Some(served);
+        }
+        let run = self.buddy.take(request.shape)?;
+        Some(self.accept(run, request))
+    }
+
+    /// Serves a request from a run that was taken for it.
+    pub(super) fn accept(&mut self, run: Run, request: &Request) -> Served {
+        match request.route {
+            Route::Slab(class) => {
+                let slab = self.slabs.adopt(class, run);
+                for grain in run.start..run.end() {
+                    self.buddy.directory.set(grain, Owner::Slab(slab));
+                }
+                self.take_slot(class, request).expect("S2: a new slab has a free slot")
+            }
+            Route::Run => {
+                let serial = self.next_serial();
+                let index = self.blocks.insert(Block { run, requested: request.size, serial });
+                self.buddy.directory.set(run.start, Owner::Block(index));
+                self.count_allocation(request);
+                Served { address: self.buddy.arena.address_of(run.start), serial }
+            }
+        }
+    }
+
+    fn take_slot(&mut self, class: Class, request: &Request) -> Option<Served> {
+        let serial = self.serial.wrapping_add(1);
+        let (_, grain, slot) = self.slabs.take(class, Slot { requested: request.size as u32, serial })?;
+        self.serial = serial;
+        self.count_allocation(request);
+        let address = self.buddy.arena.address_of(grain).offset(u64::from(slot) * class.slot_bytes());
+        Some(Served { address, serial })
+    }
+
+    fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.wrapping_add(1);
+        self.serial
+    }
+
+    fn count_allocation(&mut self, request: &Request) {
+        let counts = &mut self.counts;
+        counts.allocations += 1;
+        counts.live_blocks += 1;
+        counts.live_bytes += request.block_bytes();
+        counts.requested_bytes += request.size;
+        counts.peak_live_bytes = counts.peak_live_bytes.max(counts.live_bytes);
+        counts.peak_requested_bytes = counts.peak_requested_bytes.max(counts.requested_bytes);
+    }
+
+    // ---- free: back up ----
+
+    /// Frees the block that begins at an address; with `serial`, only that allocation. A refusal changes nothing but
+    /// its count.
+    pub(super) fn free(&mut self, address: DevicePtr, serial: Option<u32>) -> Result<(), InvalidFree> {
+        let place = self.find(address).and_then(|place| {
+            let present = match place {
+                Place::Block(_, block) => block.serial,
+                Place::Slot { record, .. } => record.serial,
+            };
+            if serial.is_some_and(|serial| serial != present) { Err(InvalidFree::Stale) } else { Ok(place) }
+        });
+        let place = place.inspect_err(|_| self.counts.refused_frees += 1)?;
+        let (requested, bytes) = match place {
+            Place::Block(index, block) => {
+                self.blocks.remove(index);
+                self.buddy.directory.set(block.run.start, Owner::Nothing);
+                self.buddy.give(block.run);
+                (block.requested, u64::from(block.run.len) * GRAIN_BYTES)
+            }
+            Place::Slot { slab, slot, class, record } => {
+                if let Some(run) = self.slabs.give(slab, slot) {
+                    for grain in run.start..run.end() {
+                        self.buddy.directory.set(grain, Owner::Nothing);
+                    }
+                    self.buddy.give(run);
+                }
+                (u64::from(record.requested), class.slot_bytes())
+            }
+        };
+        self.counts.deallocations += 1;
+        self.counts.live_blocks -= 1;
+        self.counts.live_bytes -= bytes;
+        self.counts.requested_bytes -= requested;
+        Ok(())
+    }
+
+    fn find(&self, address: DevicePtr) -> Result<Place, InvalidFree> {
+        let (grain, offset) = self.buddy.arena.grain_of(address).ok_or(InvalidFree::Foreign)?;
+        match self.buddy.directory.get(grain) {
+            Owner::Block(index) => {
+                let block = *self.blocks.get(index).expect("P1: the directory names blocks in the table");
+                if offset == 0 { Ok(Place::Block(index, block)) } else { Err(InvalidFree::Interior) }
+            }
+            Owner::Slab(index) => {
+                let slab = self.slabs.get(index).expect("P1: the directory names slabs in the table");
+                let offset = u64::from(grain - slab.run.start) * GRAIN_BYTES + offset;
+                let (slot, inside) = ((offset / slab.class.slot_bytes()) as u32, offset % slab.class.slot_bytes());
+                match slab.live(slot) {
+                    Some(_) if inside != 0 => Err(InvalidFree::Interior),
+                    Some(record) => Ok(Place::Slot { slab: index, slot, class: slab.class, record }),
+                    None => Err(InvalidFree::NotLive),
+                }
+            }
+            Owner::Nothing if self.buddy.is_taken(grain) => Err(InvalidFree::Interior),
+            Owner::Nothing => Err(InvalidFree::NotLive),
+        }
+    }
+
+    // ---- work under way ----
+
+    /// Takes a window and begins to map it.
+    pub(super) fn begin_map(&mut self, window: &Window, extra_pages: u32, handle_pages: u32) -> (Work, Vec<Run>) {
+        let (work, parts) = self.buddy.begin_map(window, extra_pages, handle_pages);
+        self.window_grains += parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
+        self.begin_work();
+        (work, parts)
+    }
+
+    pub(super) fn begin_plain(&mut self, pages: u32) -> Work {
+        let work = self.buddy.arena.begin_plain(pages);
+        self.begin_work();
+        work
+    }
+
+    pub(super) fn begin_release(&mut self, handles: &[u32]) -> Work {
+        let work = self.buddy.begin_release(handles);
+        self.begin_work();
+        work
+    }
+
+    fn begin_work(&mut self) {
+        self.works += 1;
+        self.counts.peak_reserved_bytes = self.counts.peak_reserved_bytes.max(self.buddy.arena.held_bytes());
+    }
+
+    /// Books finished work. `parts` are the window's free runs; `keep` is what its request gets, if the work succeeded.
+    /// Whether any page is mapped that was not.
+    pub(super) fn settle(&mut self, work: Work, parts: &[Run], keep: Option<Run>) -> bool {
+        let before = self.buddy.arena.held_bytes();
+        self.works -= 1;
+        self.window_grains -= parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
+        let mapped = self.buddy.settle(work, keep.unwrap_or_default());
+        if keep.is_none() {
+            for &part in parts {
+                self.buddy.give(part);
+            }
+        }
+        if !mapped.is_empty() || self.buddy.arena.held_bytes() < before {
+            self.progress += 1;
+        }
+        !mapped.is_empty()
+    }
+
+    // ---- numbers ----
+
+    /// Begins to count anew, but for what is held.
+    pub(super) fn forget_history(&mut self) {
+        self.counts = Counts { peak_reserved_bytes: self.counts.peak_reserved_bytes, ..Counts::default() };
+    }
+
+    pub(super) fn out_of_memory(&self, request: &Request, code: Option<CuResult>) -> OutOfMemory {
+        OutOfMemory {
+            requested: request.size,
+            rounded: request.block_bytes(),
+            alignment: request.alignment,
+            live: self.counts.live_bytes,
+            idle: self.buddy.free_bytes(),
+            largest_free: self.buddy.largest_free_bytes(),
+            reserved: self.buddy.arena.held_bytes(),
+            capacity: self.capacity,
+            device: self.buddy.arena.site().device,
+            code,
+        }
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
+        let counts = &self.counts;
+        let classes: Vec<ClassStatistics> = Class::all()
+            .map(|class| {
+                let class_use = self.slabs.class_use(class);
+                ClassStatistics {
+                    slot_bytes: class.slot_bytes(),
+                    slabs: class_use.slabs,
+                    slab_bytes: class_use.slabs * class.slab_bytes(),
+                    live_slots: class_use.live_slots,
+                    requested_bytes: class_use.requested_bytes,
+                }
+            })
+            .collect();
+        let slab_bytes: u64 = classes.iter().map(|class| class.slab_bytes).sum();
+        let slot_bytes: u64 = classes.iter().map(|class| class.live_slots * class.slot_bytes).sum();
+        Statistics {
+            requested_bytes: counts.requested_bytes,
+            live_bytes: counts.live_bytes,
+            live_blocks: counts.live_blocks,
+            slab_idle_bytes: slab_bytes - slot_bytes,
+            free_bytes: self.buddy.free_bytes(),
+            largest_free_bytes: self.buddy.largest_free_bytes(),
+            unsettled_bytes: self.buddy.arena.unsettled_bytes() + self.window_grains * GRAIN_BYTES,
+            padding_bytes: self.buddy.arena.padding_bytes(),
+            reserved_bytes: self.buddy.arena.held_bytes(),
+            capacity_bytes: self.capacity,
+            peak_requested_bytes: counts.peak_requested_bytes,
+            peak_live_bytes: counts.peak_live_bytes,
+            peak_reserved_bytes: counts.peak_reserved_bytes,
+            allocations: counts.allocations,
+            deallocations: counts.deallocations,
+            failed_allocations: counts.failed_allocations,
+            refused_frees: counts.refused_frees,
+            large_blocks: self.blocks.len() as u64,
+            classes,
+        }
+    }
+
+    /// Checks P1 to P3, and every layer below where no work is under way.
+    ///
+    /// # Errors
+    /// The first violation found.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.slabs.check()?;
+        let statistics = self.statistics();
+        if statistics.accounted_bytes() != statistics.reserved_bytes {
+            return Err(format!("P2: {} bytes are accounted for: {statistics:?}", statistics.accounted_bytes()));
+        }
+        if self.capacity.is_some_and(|capacity| statistics.reserved_bytes > capacity) {
+            return Err(format!("P3: over capacity: {statistics:?}"));
+        }
+        let mut taken = self.slabs.grains();
+        let mut requested = statistics.classes.iter().map(|class| class.requested_bytes).sum::<u64>();
+        for (index, block) in self.blocks.iter() {
+            taken += u64::from(block.run.len);
+            requested += block.requested;
+            if self.buddy.directory.get(block.run.start) != Owner::Block(index) {
+                return Err(format!("P1: block {index} is not found by its first grain"));
+            }
+        }
+        for (index, slab) in self.slabs.iter() {
+            if (slab.run.start..slab.run.end()).any(|grain| self.buddy.directory.get(grain) != Owner::Slab(index)) {
+                return Err(format!("P1: slab {index} is not found by each of its grains"));
+            }
+        }
+        if requested != statistics.requested_bytes {
+            return Err(format!("P1: {requested} bytes are asked for, {} are counted", statistics.requested_bytes));
+        }
+        if self.works == 0 { self.buddy.check(taken) } else { Ok(()) }
+    }
+}

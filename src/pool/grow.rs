@@ -1,0 +1,406 @@
+//! The slow path: a request that no free run serves, and memory going back to the driver.
+//!
+//! Each turn of the loop looks for free memory first, then plans one piece of work under the lock, does it without, and
+//! books it under the lock again. Rules that hold on every path:
+//!
+//! - I1 A window leaves the tree whole before the lock drops; nothing merges into it.
+//! - I2 Its bytes are charged to the limit before the first driver call.
+//! - I3 A handle is in one state with one holder: in the table, or in one piece of work.
+//! - I4 A handle to be given back is chosen under the lock, all its grains free, and its grains leave the tree in that
+//!   same section.
+//! - I5 A mapped window goes to its requester; only the rest goes to the tree.
+//! - I6 A failure at any call puts back what was there.
+//! - I7 Nobody reports a lack of memory while other work is under way: wait for it and look again.
+//! - I8 Access is set before anyone gets a page.
+
+use super::Shared;
+use super::core::{Core, Served};
+use super::request::Request;
+use crate::arena::{Failure, GRAIN_BYTES, Work};
+use crate::buddy::{Run, Shape, Window};
+use crate::driver::Call;
+use crate::error::{CuResult, Error, OutOfMemory, Result};
+use crate::sync::MutexGuard;
+use crate::units::{GIB, MIB, align_down};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The largest handle, in bytes.
+const MAX_HANDLE_BYTES: u64 = 32 * MIB;
+/// A request's window is cut into at least this many handles, so that they can go back one by one.
+const HANDLES_PER_REQUEST: u32 = 4;
+/// What addresses are reserved for at first, in multiples of the memory.
+const ADDRESSES_PER_MEMORY: u64 = 8;
+/// What is reserved for a request where addresses are scarce, in multiples of the request.
+const ADDRESSES_PER_REQUEST: u64 = 4;
+
+/// What one request has learnt on its way.
+#[derive(Debug)]
+struct Attempt {
+    /// How much to map at once, in bytes: a wish beyond the need, halved at each refusal.
+    step_bytes: u64,
+    /// What the driver seems to have left, in bytes, once it has refused.
+    driver_room: Option<u64>,
+    /// The code with which it refused.
+    code: Option<CuResult>,
+    /// Whether to ask for as few handles as possible: it refused while it had memory.
+    coarse: bool,
+    /// Whether no addresses can be reserved, so that only plain allocations are left.
+    no_addresses: bool,
+    /// Whether a plain allocation came at an address that could not be used.
+    misplaced: bool,
+}
+
+/// The next thing to do for a request.
+enum Step {
+    /// Map a window; the request gets `run`.
+    Map { work: Work, parts: Vec<Run>, run: Run },
+    /// Make a plain allocation.
+    Plain { work: Work },
+    /// Give idle handles back, to make room.
+    Release { work: Work },
+    /// Reserve addresses for a run of this shape.
+    Reserve,
+    /// Wait until other work is settled.
+    Wait,
+    /// Give up.
+    Refuse,
+}
+
+/// Work under way. Dropped without being settled, which a panic in the driver does, it takes back what was done.
+struct UnderWay<'a> {
+    shared: &'a Shared,
+    work: Option<Work>,
+    parts: Vec<Run>,
+}
+
+impl<'a> UnderWay<'a> {
+    fn new(shared: &'a Shared, work: Work, parts: Vec<Run>) -> Self {
+        Self { shared, work: Some(work), parts }
+    }
+
+    fn work(&mut self) -> &mut Work {
+        self.work.as_mut().expect("work is under way until it is settled")
+    }
+
+    /// Books the work and wakes whoever waits for it. Returns with the lock held, and whether any page is mapped.
+    fn settle(mut self, keep: Option<Run>) -> (MutexGuard<'a, Core>, bool) {
+        let work = self.work.take().expect("work is settled once");
+        self.shared.settle(work, &self.parts, keep)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(mut work) = self.work.take() {
+            // The driver is panicking already; a second panic must not end the process.
+            let _ = catch_unwind(AssertUnwindSafe(|| work.release()));
+            drop(self.shared.settle(work, &self.parts, None));
+        }
+    }
+}
+
+impl Shared {
+    fn settle(&self, work: Work, parts: &[Run], keep: Option<Run>) -> (MutexGuard<'_, Core>, bool) {
+        let mut core = self.core.lock();
+        let mapped = core.settle(work, parts, keep);
+        self.settled.notify_all();
+        (core, mapped)
+    }
+
+    /// Serves a request that no free memory serves.
+    ///
+    /// # Errors
+    /// Out of memory, or the driver's failure.
+    pub(super) fn grow(&self, request: &Request) -> Result<Served> {
+        loop {
+            let numbers = match self.grow_or_refuse(request)? {
+                Ok(served) => return Ok(served),
+                Err(numbers) => numbers,
+            };
+            // No lock is held: the callback may use the pool. What it frees is looked at first.
+            if !self.on_out_of_memory.as_ref().is_some_and(|callback| (callback.0)(&numbers)) {
+                return Err(Error::out_of_memory(numbers));
+            }
+        }
+    }
+
+    fn grow_or_refuse(&self, request: &Request) -> Result<Result<Served, OutOfMemory>> {
+        let mut attempt = Attempt {
+            step_bytes: self.growth_bytes,
+            driver_room: None,
+            code: None,
+            coarse: false,
+            no_addresses: !self.site.maps_pages,
+            misplaced: false,
+        };
+        let mut core = self.core.lock();
+        loop {
+            if let Some(served) = core.serve(request) {
+                return Ok(Ok(served));
+            }
+            match self.plan(&mut core, request, &attempt) {
+                Step::Map { work, parts, run } => {
+                    drop(core);
+                    let asked = (work.bytes(), work.pieces());
+                    let mut under_way = UnderWay::new(self, work, parts);
+                    let mut outcome = under_way.work().grow();
+                    if cfg!(vrampool_fault = "late_charge") && outcome.is_ok() {
+                        outcome = self.check_limit_too_late(under_way.work());
+                    }
+                    (core, _) = under_way.settle(outcome.is_ok().then_some(run));
+                    match outcome {
+                        Ok(()) => return Ok(Ok(core.accept(run, request))),
+                        Err(failure) => core = self.learn(core, &mut attempt, failure, asked)?,
+                    }
+                }
+                Step::Plain { work } => {
+                    drop(core);
+                    let asked = (work.bytes(), work.pieces());
+                    let mut under_way = UnderWay::new(self, work, Vec::new());
+                    let outcome = under_way.work().grow();
+                    let mapped;
+                    (core, mapped) = under_way.settle(None);
+                    // The new run and its requester meet before the lock drops.
+                    match outcome {
+                        Ok(()) if mapped => {}
+                        Ok(()) => {
+                            attempt.misplaced = true;
+                            let work = core.begin_release(&[]);
+                            core = self.give_back(core, work)?;
+                        }
+                        Err(failure) => core = self.learn(core, &mut attempt, failure, asked)?,
+                    }
+                }
+                Step::Release { work } => {
+                    let bytes = work.bytes();
+                    core = self.give_back(core, work)?;
+                    attempt.driver_room = attempt.driver_room.map(|room| room.saturating_add(bytes));
+                }
+                Step::Reserve => {
+                    drop(core);
+                    attempt.no_addresses = !self.reserve(request.shape)?;
+                    core = self.core.lock();
+                }
+                Step::Wait => {
+                    let progress = core.progress;
+                    core = self.settled.wait(core);
+                    if core.progress != progress {
+                        // What the driver has left may have changed.
+                        attempt.driver_room = None;
+                    }
+                }
+                Step::Refuse => {
+                    // A slab needs several grains in a row; the request itself may need one.
+                    return Ok(core.serve(&request.without_slab()).ok_or_else(|| core.out_of_memory(request, attempt.code)));
+                }
+            }
+        }
+    }
+
+    /// Gives handles back without the lock.
+    ///
+    /// # Errors
+    /// The driver's failure; the work is settled all the same.
+    fn give_back<'a>(&'a self, core: MutexGuard<'a, Core>, work: Work) -> Result<MutexGuard<'a, Core>> {
+        drop(core);
+        let mut under_way = UnderWay::new(self, work, Vec::new());
+        let outcome = under_way.work().release();
+        let (core, _) = under_way.settle(None);
+        outcome.map_err(|failure| Error::driver(failure.call.name(), failure.code))?;
+        Ok(core)
+    }
+
+    /// Draws the conclusions from a failure to grow; `asked` is the bytes and the number of handles.
+    ///
+    /// # Errors
+    /// A failure that is not a lack of memory.
+    fn learn<'a>(
+        &'a self,
+        core: MutexGuard<'a, Core>,
+        attempt: &mut Attempt,
+        failure: Failure,
+        asked: (u64, usize),
+    ) -> Result<MutexGuard<'a, Core>> {
+        drop(core);
+        if failure.code != CuResult::ERROR_OUT_OF_MEMORY {
+            return Err(Error::driver(failure.call.name(), failure.code));
+        }
+        attempt.code = Some(failure.code);
+        let (bytes, handles) = asked;
+        if attempt.step_bytes >= self.site.page_bytes {
+            // The step was a wish.
+            attempt.step_bytes /= 2;
+        } else {
+            let free = self.site.driver.memory_info(self.site.device).map_or(0, |info| info.free_bytes);
+            if free >= bytes && handles > 1 && !attempt.coarse {
+                attempt.coarse = true;
+            } else {
+                attempt.driver_room = Some(free.min(bytes - self.site.page_bytes));
+            }
+        }
+        Ok(self.core.lock())
+    }
+
+    /// The planted fault of a limit that is looked at after the memory was taken.
+    fn check_limit_too_late(&self, work: &mut Work) -> Result<(), Failure> {
+        let core = self.core.lock();
+        if core.capacity.is_some_and(|capacity| core.buddy.arena.held_bytes() > capacity) {
+            drop(core);
+            let _ = work.release();
+            return Err(Failure { call: Call::MemCreate, code: CuResult::ERROR_OUT_OF_MEMORY });
+        }
+        Ok(())
+    }
+
+    /// Plans one step for a request that nothing free serves. Under the lock.
+    fn plan(&self, core: &mut Core, request: &Request, attempt: &Attempt) -> Step {
+        let own_room = match core.capacity {
+            Some(_) if cfg!(vrampool_fault = "late_charge") => u64::MAX,
+            Some(capacity) => capacity.saturating_sub(core.buddy.arena.held_bytes()),
+            None => u64::MAX,
+        };
+        let room = own_room.min(attempt.driver_room.unwrap_or(u64::MAX));
+        let shape = request.shape;
+        if self.site.maps_pages {
+            if let Some(best) = core.buddy.windows(shape, false).first()
+                && self.bytes_of(best) <= room
+            {
+                return self.map(core, best, attempt, room);
+            }
+            // At the limit, every window is looked at, together with what would have to go for it.
+            let idle: u64 = core.buddy.idle_handles(None).iter().map(|(_, bytes)| bytes).sum();
+            let windows = core.buddy.windows(shape, true);
+            for window in windows.iter().take_while(|window| self.bytes_of(window) <= room.saturating_add(idle)) {
+                if self.bytes_of(window) <= room {
+                    return self.map(core, window, attempt, room);
+                }
+                if let Some(work) = self.make_room(core, Some(window), self.bytes_of(window) - room) {
+                    return Step::Release { work };
+                }
+            }
+            let fresh = shape_bytes(shape, self.site.page_bytes);
+            if !attempt.no_addresses && fresh <= room.saturating_add(idle) && !core.buddy.has_hole(fresh / self.site.page_bytes) {
+                return Step::Reserve;
+            }
+        }
+        if attempt.no_addresses {
+            let slack = if shape.alignment > GRAIN_BYTES { shape.alignment } else { 0 };
+            let bytes = (u64::from(shape.grains) * GRAIN_BYTES + slack).next_multiple_of(self.site.page_bytes);
+            let bytes = bytes.max(align_down(attempt.step_bytes.min(room), self.site.page_bytes));
+            let pages = (bytes / self.site.page_bytes) as u32;
+            let needed = core.buddy.arena.plain_bytes(pages);
+            if needed <= room && !(attempt.misplaced && core.buddy.arena.plain_bytes(0) == 0) {
+                return Step::Plain { work: core.begin_plain(pages) };
+            }
+            if let Some(work) = needed.checked_sub(room).and_then(|short| self.make_room(core, None, short)) {
+                return Step::Release { work };
+            }
+        }
+        // I7: what others are doing may serve this request.
+        if core.works > 0 { Step::Wait } else { Step::Refuse }
+    }
+
+    fn bytes_of(&self, window: &Window) -> u64 {
+        u64::from(window.missing_pages) * self.site.page_bytes
+    }
+
+    fn map(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: u64) -> Step {
+        let page_bytes = self.site.page_bytes;
+        let needed = self.bytes_of(window);
+        let extra = attempt.step_bytes.saturating_sub(needed).min(room - needed) / page_bytes;
+        let handle_pages = if attempt.coarse {
+            1 << 30
+        } else {
+            let most = (MAX_HANDLE_BYTES / page_bytes).max(1) as u32;
+            let wanted = (window.missing_pages / HANDLES_PER_REQUEST).clamp(1, most);
+            1 << wanted.ilog2()
+        };
+        let (work, parts) = core.begin_map(window, extra.min(u64::from(u32::MAX)) as u32, handle_pages);
+        Step::Map { work, parts, run: window.run }
+    }
+
+    /// Begins to give back idle handles of at least `bytes` bytes, none of them under `spare`; `None` where there are
+    /// not that many.
+    fn make_room(&self, core: &mut Core, spare: Option<&Window>, bytes: u64) -> Option<Work> {
+        let (mut chosen, mut sum) = (Vec::new(), 0);
+        for (handle, handle_bytes) in core.buddy.idle_handles(spare) {
+            if sum >= bytes {
+                break;
+            }
+            chosen.push(handle);
+            sum += handle_bytes;
+        }
+        (sum >= bytes && sum > 0).then(|| core.begin_release(&chosen))
+    }
+
+    /// Reserves addresses in which a run of this shape fits. Whether that worked.
+    ///
+    /// # Errors
+    /// A failure that is not a refusal.
+    fn reserve(&self, shape: Shape) -> Result<bool> {
+        let page_bytes = self.site.page_bytes;
+        let needed = shape_bytes(shape, page_bytes);
+        let mut sizes = Vec::new();
+        if !self.core.lock().buddy.arena.addresses_scarce() {
+            let generous = self.memory_bytes.saturating_mul(ADDRESSES_PER_MEMORY).max(needed);
+            sizes.push(1 << generous.ilog2());
+        }
+        let mut modest = needed.saturating_mul(ADDRESSES_PER_REQUEST);
+        while modest > needed {
+            sizes.push(modest.next_multiple_of(page_bytes));
+            modest /= 2;
+        }
+        sizes.push(needed);
+        for size in sizes.into_iter().filter(|&size| size >= needed) {
+            let alignment = if size.is_power_of_two() { size.min(GIB).max(page_bytes) } else { page_bytes };
+            match self.site.driver.mem_address_reserve(size, alignment) {
+                Ok(base) => {
+                    let added = self.core.lock().buddy.arena.add_region(base, size).is_some();
+                    if !added {
+                        // The index space is full. What cannot be given back now is lost: it is only addresses.
+                        let _ = self.site.driver.mem_address_free(base, size);
+                    }
+                    return Ok(added);
+                }
+                Err(CuResult::ERROR_OUT_OF_MEMORY | CuResult::ERROR_INVALID_VALUE | CuResult::ERROR_NOT_SUPPORTED) => {
+                    self.core.lock().buddy.arena.note_addresses_scarce();
+                }
+                Err(code) => return Err(Error::driver(Call::MemAddressReserve.name(), code)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives idle handles back until at most `to` bytes are held, or none is left. What is held then, in bytes.
+    ///
+    /// # Errors
+    /// The driver's failure.
+    pub(super) fn trim(&self, to: u64) -> Result<u64> {
+        let mut core = self.core.lock();
+        loop {
+            let held = core.buddy.arena.held_bytes();
+            if held <= to {
+                return Ok(held);
+            }
+            let (mut chosen, mut sum) = (Vec::new(), 0);
+            for (handle, bytes) in core.buddy.idle_handles(None) {
+                if held - sum <= to {
+                    break;
+                }
+                chosen.push(handle);
+                sum += bytes;
+            }
+            if chosen.is_empty() && !core.buddy.arena.has_stuck_pieces() {
+                return Ok(held);
+            }
+            let work = core.begin_release(&chosen);
+            core = self.give_back(core, work)?;
+        }
+    }
+}
+
+/// What a run of a shape needs in addresses of its own, in bytes: whole pages, and room to align it.
+fn shape_bytes(shape: Shape, page_bytes: u64) -> u64 {
+    let slack = if shape.alignment > page_bytes { shape.alignment - page_bytes } else { 0 };
+    (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(page_bytes) + slack
+}

@@ -1,0 +1,244 @@
+//! **Pool layer**: the front — options, routing, limits, growth, statistics, errors, RAII.
+//!
+//! [`Pool`] is a handle; all handles of a pool, and the [`DeviceBuffer`]s allocated from it, share one core behind one
+//! lock. The lock is never held while the driver or a callback is called.
+
+mod buffer;
+mod builder;
+mod core;
+mod grow;
+mod request;
+mod statistics;
+
+pub use buffer::{DeviceBuffer, FreeError};
+pub use builder::PoolBuilder;
+pub use statistics::{ClassStatistics, Statistics};
+
+use self::core::{Core, Served};
+use crate::arena::Site;
+use crate::driver::MemoryKind;
+use crate::error::{Error, OutOfMemory, Result};
+use crate::sync::{Arc, Condvar, Mutex};
+use crate::units::{DeviceId, DevicePtr, MIN_ALIGNMENT};
+use request::Request;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What is called when memory runs out: whether to look again.
+#[derive(Clone)]
+struct OutOfMemoryCallback(Arc<dyn Fn(&OutOfMemory) -> bool + Send + Sync>);
+
+impl fmt::Debug for OutOfMemoryCallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OutOfMemoryCallback")
+    }
+}
+
+/// What all handles of a pool share.
+#[derive(Debug)]
+struct Shared {
+    site: Arc<Site>,
+    core: Mutex<Core>,
+    /// Notified whenever work is settled.
+    settled: Condvar,
+    growth_bytes: u64,
+    alignment: u64,
+    /// The memory that could ever be held, in bytes: what requests beyond it are refused by.
+    memory_bytes: u64,
+    on_out_of_memory: Option<OutOfMemoryCallback>,
+}
+
+impl Shared {
+    fn allocate(&self, size: u64, alignment: u64) -> Result<Served> {
+        let result = self.try_allocate(size, alignment);
+        if result.is_err() {
+            self.core.lock().counts.failed_allocations += 1;
+        }
+        result
+    }
+
+    fn try_allocate(&self, size: u64, alignment: u64) -> Result<Served> {
+        let request = Request::new(size, alignment, self.alignment)?;
+        let mut core = self.core.lock();
+        if request.block_bytes() > self.memory_bytes {
+            return Err(Error::out_of_memory(core.out_of_memory(&request, None)));
+        }
+        if let Some(served) = core.serve(&request) {
+            return Ok(served);
+        }
+        drop(core);
+        self.grow(&request)
+    }
+
+    fn free(&self, address: DevicePtr, serial: Option<u32>) -> Result<()> {
+        self.core.lock().free(address, serial).map_err(|why| Error::invalid_free(address, why))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Nobody is left to tell of a failure, and a panic here would end the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.core.lock().buddy.arena.close()));
+    }
+}
+
+/// A pool of memory of one device and one kind.
+///
+/// A `Pool` is a handle: clones share the pool, from any thread. The memory goes back to the driver when the last handle
+/// and the last [`DeviceBuffer`] are gone; addresses from [`Pool::allocate`] are dead then, freed or not.
+///
+/// ```
+/// # #[cfg(feature = "sim")] {
+/// use vrampool::{Device, Pool};
+///
+/// let pool = Pool::builder().device(Device::simulated()).maximum(1 << 30).build()?;
+/// let buffer = pool.allocate_buffer(3 << 20)?;
+/// assert!(buffer.address().is_aligned_to(256));
+/// drop(buffer);
+/// assert_eq!(pool.statistics().live_bytes, 0);
+/// # }
+/// # Ok::<(), vrampool::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+const _: () = {
+    const fn assert_handle<T: Clone + Send + Sync>() {}
+    assert_handle::<Pool>();
+    const fn assert_send_sync<T: Send + Sync>() {}
+    assert_send_sync::<DeviceBuffer>();
+};
+
+impl Pool {
+    /// Options for a new pool.
+    #[must_use]
+    pub fn builder() -> PoolBuilder {
+        PoolBuilder::default()
+    }
+
+    /// Allocates at least `size` bytes at a multiple of 256 (or of the pool's own
+    /// [alignment](PoolBuilder::alignment)).
+    ///
+    /// No work touches the block when it is returned, and it may be used on any stream. A size of 0 gives
+    /// [`DevicePtr::NULL`], which may be freed any number of times.
+    ///
+    /// # Errors
+    /// - [`Error::is_out_of_memory`]: neither free memory nor more from the driver serves the request.
+    /// - [`Error::is_invalid_argument`]: no pool could serve this size.
+    /// - [`Error::is_driver`]: the driver failed for another reason.
+    ///
+    /// # Complexity
+    /// O(log n) of the memory held while free memory serves the request. Otherwise a few driver calls, without the
+    /// pool's lock.
+    pub fn allocate(&self, size: u64) -> Result<DevicePtr> {
+        self.allocate_aligned(size, MIN_ALIGNMENT)
+    }
+
+    /// Allocates at least `size` bytes at a multiple of `alignment` bytes: a power of two, 1 GiB at the most. Smaller
+    /// alignments than 256 count as 256.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`]; [`Error::is_invalid_argument`] also for an alignment that is not such a power of two.
+    ///
+    /// # Complexity
+    /// As [`Pool::allocate`]; above 16 KiB, O(n) of the free runs that are long enough.
+    pub fn allocate_aligned(&self, size: u64, alignment: u64) -> Result<DevicePtr> {
+        Ok(self.allocate_served(size, alignment)?.address)
+    }
+
+    fn allocate_served(&self, size: u64, alignment: u64) -> Result<Served> {
+        if size == 0 {
+            // Nothing is allocated; the alignment is checked all the same.
+            Request::new(1, alignment, self.shared.alignment)?;
+            return Ok(Served { address: DevicePtr::NULL, serial: 0 });
+        }
+        self.shared.allocate(size, alignment)
+    }
+
+    /// Allocates a block that frees itself. As [`Pool::allocate`].
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`].
+    pub fn allocate_buffer(&self, size: u64) -> Result<DeviceBuffer> {
+        self.allocate_buffer_aligned(size, MIN_ALIGNMENT)
+    }
+
+    /// Allocates a block that frees itself. As [`Pool::allocate_aligned`].
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_aligned`].
+    pub fn allocate_buffer_aligned(&self, size: u64, alignment: u64) -> Result<DeviceBuffer> {
+        let served = self.allocate_served(size, alignment)?;
+        Ok(DeviceBuffer::new(self.clone(), served.address, size, served.serial))
+    }
+
+    /// Frees the block that begins at `address`. [`DevicePtr::NULL`] is the block of zero bytes: freeing it does nothing.
+    ///
+    /// # Safety
+    /// No queued or running work touches the block, nothing uses it from now on, and no [`DeviceBuffer`] owns it. The
+    /// pool gives the memory to the next request that it fits, on any stream.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`], with [`Error::invalid_free_reason`], for an address that is not the start of a
+    /// live block of this pool. Nothing is changed then.
+    ///
+    /// # Complexity
+    /// O(log n) of the memory held. No driver call.
+    #[allow(unsafe_code)]
+    pub unsafe fn deallocate(&self, address: DevicePtr) -> Result<()> {
+        self.free(address)
+    }
+
+    /// [`Pool::deallocate`] for the layers outside, which queue no work.
+    pub(crate) fn free(&self, address: DevicePtr) -> Result<()> {
+        if address.is_null() { Ok(()) } else { self.shared.free(address, None) }
+    }
+
+    /// Gives free memory back to the driver until at most `to` bytes are held, or nothing held is wholly free. Returns
+    /// the bytes held then.
+    ///
+    /// # Errors
+    /// [`Error::is_driver`]: the driver would not take something back. The pool keeps it and tries again at the next
+    /// trim.
+    ///
+    /// # Complexity
+    /// O(handles held), and two driver calls for each handle given back.
+    pub fn trim(&self, to: u64) -> Result<u64> {
+        self.shared.trim(to)
+    }
+
+    /// The pool's counts, all from one moment.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.shared.core.lock().statistics()
+    }
+
+    /// The device that the memory lies on.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.shared.site.device
+    }
+
+    /// The kind of memory.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.shared.site.kind
+    }
+
+    /// The pool's page in bytes: what it takes from the driver is a multiple of it.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.shared.site.page_bytes
+    }
+
+    /// Checks the invariants of every layer.
+    ///
+    /// # Errors
+    /// The first violation found, in words.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn check(&self) -> Result<(), String> {
+        self.shared.core.lock().check()
+    }
+}
