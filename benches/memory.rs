@@ -76,8 +76,8 @@ struct Simulated {
 
 impl Simulated {
     fn new() -> Self {
-        let meter = Arc::new(Meter::new(Arc::new(SimDriver::h200())));
-        let device = Device::new(meter.clone(), DeviceId(0));
+        let meter = Arc::new(Meter::new(SimDriver::h200()));
+        let device = Device::new(meter.clone(), DeviceId(0)).expect("there is a device 0");
         let pool = Pool::builder().device(device).build().expect("the simulated device has memory");
         Self { pool, meter }
     }
