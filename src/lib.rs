@@ -8,6 +8,8 @@ pub mod error;
 pub mod pool;
 mod slab;
 mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "trace")]
 pub mod trace;
 pub mod units;

@@ -320,9 +320,10 @@ impl Arena {
                     self.held_bytes -= piece.bytes;
                 }
                 Stage::PlannedPlain => self.held_bytes -= piece.bytes,
-                // The page can be mapped again; the memory is not gone yet.
+                // The pages can be mapped again, and are this piece's no more; the memory is not gone yet.
                 Stage::Created(_) => {
                     self.mark(piece.pages, false);
+                    piece.pages.count = 0;
                     self.stuck.push(piece);
                 }
                 Stage::Mapped(_) => self.stuck.push(piece),

@@ -48,6 +48,8 @@ struct Attempt {
     no_addresses: bool,
     /// Whether a plain allocation came at an address that could not be used.
     misplaced: bool,
+    /// Whether the driver was asked once more to take back what it would not take before.
+    stuck_tried: bool,
 }
 
 /// The next thing to do for a request.
@@ -58,6 +60,8 @@ enum Step {
     Plain { work: Work },
     /// Give idle handles back, to make room.
     Release { work: Work },
+    /// Give back what the driver would not take before.
+    ReleaseStuck { work: Work },
     /// Reserve addresses for a run of this shape.
     Reserve,
     /// Wait until other work is settled.
@@ -132,6 +136,7 @@ impl Shared {
             coarse: false,
             no_addresses: !self.site.maps_pages,
             misplaced: false,
+            stuck_tried: false,
         };
         let mut core = self.core.lock();
         loop {
@@ -175,6 +180,15 @@ impl Shared {
                     let bytes = work.bytes();
                     core = self.give_back(core, work)?;
                     attempt.driver_room = attempt.driver_room.map(|room| room.saturating_add(bytes));
+                }
+                Step::ReleaseStuck { work } => {
+                    drop(core);
+                    attempt.stuck_tried = true;
+                    let mut under_way = UnderWay::new(self, work, Vec::new());
+                    // It may well refuse again, and the request fails all the same then.
+                    let _ = under_way.work().release();
+                    (core, _) = under_way.settle(None);
+                    attempt.driver_room = None;
                 }
                 Step::Reserve => {
                     drop(core);
@@ -278,15 +292,17 @@ impl Shared {
                     return Step::Release { work };
                 }
             }
-            let fresh = shape_bytes(shape, self.site.page_bytes);
-            if !attempt.no_addresses && fresh <= room.saturating_add(idle) && !core.buddy.has_hole(fresh / self.site.page_bytes) {
+            let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
+            let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
+            if !attempt.no_addresses && missing && pages_bytes <= room.saturating_add(idle) {
                 return Step::Reserve;
             }
         }
         if attempt.no_addresses {
             let slack = if shape.alignment > GRAIN_BYTES { shape.alignment } else { 0 };
             let bytes = (u64::from(shape.grains) * GRAIN_BYTES + slack).next_multiple_of(self.site.page_bytes);
-            let bytes = bytes.max(align_down(attempt.step_bytes.min(room), self.site.page_bytes));
+            let room_without_padding = room.saturating_sub(core.buddy.arena.plain_bytes(0));
+            let bytes = bytes.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
             let pages = (bytes / self.site.page_bytes) as u32;
             let needed = core.buddy.arena.plain_bytes(pages);
             if needed <= room && !(attempt.misplaced && core.buddy.arena.plain_bytes(0) == 0) {
@@ -295,6 +311,9 @@ impl Shared {
             if let Some(work) = needed.checked_sub(room).and_then(|short| self.make_room(core, None, short)) {
                 return Step::Release { work };
             }
+        }
+        if !attempt.stuck_tried && core.buddy.arena.has_stuck_pieces() {
+            return Step::ReleaseStuck { work: core.begin_release(&[]) };
         }
         // I7: what others are doing may serve this request.
         if core.works > 0 { Step::Wait } else { Step::Refuse }
@@ -339,7 +358,7 @@ impl Shared {
     /// A failure that is not a refusal.
     fn reserve(&self, shape: Shape) -> Result<bool> {
         let page_bytes = self.site.page_bytes;
-        let needed = shape_bytes(shape, page_bytes);
+        let needed = address_bytes(shape, page_bytes);
         let mut sizes = Vec::new();
         if !self.core.lock().buddy.arena.addresses_scarce() {
             let generous = self.memory_bytes.saturating_mul(ADDRESSES_PER_MEMORY).max(needed);
@@ -399,8 +418,8 @@ impl Shared {
     }
 }
 
-/// What a run of a shape needs in addresses of its own, in bytes: whole pages, and room to align it.
-fn shape_bytes(shape: Shape, page_bytes: u64) -> u64 {
+/// The addresses that are sure to hold a run of a shape, in bytes: whole pages, and room to align it.
+fn address_bytes(shape: Shape, page_bytes: u64) -> u64 {
     let slack = if shape.alignment > page_bytes { shape.alignment - page_bytes } else { 0 };
     (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(page_bytes) + slack
 }

@@ -1,0 +1,130 @@
+//! Sequences as bytes: six for the setup, then for each operation a code and its fields, little-endian. Any bytes are a
+//! sequence; what is cut off at the end is left out.
+
+use super::{Op, Setup, Size};
+
+/// How many operations a sequence has at the most.
+const MAX_OPS: usize = 4096;
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (&first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(first)
+    }
+
+    fn short(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
+    }
+
+    fn op(&mut self) -> Option<Op> {
+        let code = self.byte()?;
+        Some(match code % 10 {
+            0..=2 => Op::Allocate {
+                size: Size { exponent: self.byte()?, fraction: self.short()? },
+                // One in three is aligned.
+                alignment: if code % 10 == 2 { self.byte()? } else { 0 },
+                buffer: code >= 128,
+            },
+            3 | 4 => Op::Free { which: self.short()? },
+            5 => Op::FreeUnderBuffer { which: self.short()? },
+            6 => Op::FreeInvalid { which: self.short()?, offset: self.short()? },
+            7 if code >= 128 => Op::FreeAll { order: self.byte()? },
+            7 => Op::Trim { pages: self.byte()? },
+            8 => Op::Fail { call: self.byte()?, after: self.byte()?, fatal: code >= 128 },
+            _ => Op::Amid { after: self.byte()?, which: self.short()?, trim: code >= 128 },
+        })
+    }
+}
+
+/// The sequence that bytes stand for.
+#[must_use]
+pub fn decode(data: &[u8]) -> (Setup, Vec<Op>) {
+    let mut reader = Reader(data);
+    let mut field = || reader.byte().unwrap_or(0);
+    let setup = Setup {
+        device: field(),
+        memory_pages: field(),
+        maximum_pages: field(),
+        initial_pages: field(),
+        growth_pages: field(),
+        placement: field(),
+    };
+    let ops = std::iter::from_fn(|| reader.op()).take(MAX_OPS).collect();
+    (setup, ops)
+}
+
+/// Bytes that stand for a sequence: what a failing property test becomes a corpus file by.
+#[must_use]
+pub fn encode(setup: Setup, ops: &[Op]) -> Vec<u8> {
+    let mut bytes = vec![setup.device, setup.memory_pages, setup.maximum_pages, setup.initial_pages, setup.growth_pages, setup.placement];
+    for op in ops {
+        let high = |code: u8, flag: bool| if flag { code + 130 } else { code };
+        match *op {
+            Op::Allocate { size, alignment, buffer } => {
+                bytes.push(high(if alignment == 0 { 0 } else { 2 }, buffer));
+                bytes.push(size.exponent);
+                bytes.extend(size.fraction.to_le_bytes());
+                if alignment != 0 {
+                    bytes.push(alignment);
+                }
+            }
+            Op::Free { which } => {
+                bytes.push(3);
+                bytes.extend(which.to_le_bytes());
+            }
+            Op::FreeUnderBuffer { which } => {
+                bytes.push(5);
+                bytes.extend(which.to_le_bytes());
+            }
+            Op::FreeInvalid { which, offset } => {
+                bytes.push(6);
+                bytes.extend(which.to_le_bytes());
+                bytes.extend(offset.to_le_bytes());
+            }
+            Op::Trim { pages } => bytes.extend([7, pages]),
+            Op::FreeAll { order } => bytes.extend([high(7, true), order]),
+            Op::Fail { call, after, fatal } => bytes.extend([high(8, fatal), call, after]),
+            Op::Amid { after, which, trim } => {
+                bytes.extend([high(9, trim), after]);
+                bytes.extend(which.to_le_bytes());
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sequence_is_read_back_as_it_was_written() {
+        let setup = Setup { device: 1, memory_pages: 2, maximum_pages: 3, initial_pages: 4, growth_pages: 5, placement: 6 };
+        let size = Size { exponent: 20, fraction: 700 };
+        let mut ops = vec![
+            Op::Free { which: 258 },
+            Op::FreeUnderBuffer { which: 3 },
+            Op::FreeInvalid { which: 4, offset: 513 },
+            Op::Trim { pages: 9 },
+            Op::FreeAll { order: 2 },
+        ];
+        for flag in [false, true] {
+            ops.push(Op::Allocate { size, alignment: 0, buffer: flag });
+            ops.push(Op::Allocate { size, alignment: 21, buffer: flag });
+            ops.push(Op::Fail { call: 1, after: 2, fatal: flag });
+            ops.push(Op::Amid { after: 3, which: 700, trim: flag });
+        }
+        assert_eq!(decode(&encode(setup, &ops)), (setup, ops));
+    }
+
+    #[test]
+    fn any_bytes_are_a_sequence() {
+        assert_eq!(decode(&[]), (Setup::default(), Vec::new()));
+        let cut = encode(Setup::default(), &[Op::Free { which: 1 }, Op::Free { which: 2 }]);
+        assert_eq!(decode(&cut[..cut.len() - 1]).1, [Op::Free { which: 1 }]);
+        assert_eq!(decode(&[255; 50_000]).1.len(), MAX_OPS);
+    }
+}

@@ -1,0 +1,414 @@
+//! The runner that property tests and fuzz targets share: a sequence of operations on a pool over the simulated device,
+//! beside a shadow allocator that knows what must be true.
+//!
+//! After every operation the invariants of every layer hold ([`Pool::check`](crate::Pool::check)), the pool's count of
+//! memory is the simulated device's, and no more than the maximum was ever held. No block overlaps another, every
+//! address is aligned, and a request that must succeed does. At the end everything is freed, one allocation of the whole
+//! memory must succeed, and the device's audit must find nothing outstanding.
+//!
+//! Not a stable interface.
+
+mod codec;
+mod shadow;
+
+pub use codec::{decode, encode};
+
+use crate::driver::sim::{FaultTarget, PlainPlacement, SimConfig, SimDriver};
+use crate::driver::{Call, Device, Driver};
+use crate::error::CuResult;
+use crate::pool::Pool;
+use crate::sync::{Arc, Mutex};
+use crate::units::{DeviceId, DevicePtr, MIB};
+use shadow::{Held, Shadow};
+
+/// The device and the pool that a sequence runs on. Every value stands for something valid, whatever it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Setup {
+    /// 0: 2 MiB, 1: 64 KiB, 2: 32 MiB; 3: no virtual memory management.
+    pub device: u8,
+    /// Pages in the device's memory, from 1 to 64.
+    pub memory_pages: u8,
+    /// Pages that the pool may hold; 0 for no maximum.
+    pub maximum_pages: u8,
+    /// Pages to begin with.
+    pub initial_pages: u8,
+    /// Pages to grow by.
+    pub growth_pages: u8,
+    /// Where plain allocations lie: 0 as the driver places them, 1 adjacent, 2 at odd addresses.
+    pub placement: u8,
+}
+
+/// A size in floating form, so that small and large ones are as likely: 2^exponent and a fraction of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Size {
+    /// The power of two, from 0 to 28.
+    pub exponent: u8,
+    /// What is added, in 65,536ths of the power.
+    pub fraction: u16,
+}
+
+impl Size {
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        let power = 1u64 << (self.exponent % 29);
+        power + ((power * u64::from(self.fraction)) >> 16)
+    }
+}
+
+/// One operation. `which` numbers a live block, modulo how many there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Allocate, as a [`DeviceBuffer`](crate::DeviceBuffer) or as an address.
+    Allocate {
+        /// How much.
+        size: Size,
+        /// The alignment's power of two, from 0 to 30.
+        alignment: u8,
+        /// Whether as a buffer.
+        buffer: bool,
+    },
+    /// Free a block; a buffer is dropped.
+    Free {
+        /// Which.
+        which: u16,
+    },
+    /// Free a buffer's block by its address, and drop the buffer at the end of the sequence.
+    FreeUnderBuffer {
+        /// Which.
+        which: u16,
+    },
+    /// Free an address that is not the start of a live block: so far into or behind a block, or a dead block.
+    FreeInvalid {
+        /// Which block.
+        which: u16,
+        /// How far from its start.
+        offset: u16,
+    },
+    /// Trim to so many pages.
+    Trim {
+        /// How many.
+        pages: u8,
+    },
+    /// Free every block: from the lowest up, from the highest down, or every other first.
+    FreeAll {
+        /// In which order.
+        order: u8,
+    },
+    /// Have a driver call fail.
+    Fail {
+        /// 0: the next of any that manages memory; otherwise one of the kinds.
+        call: u8,
+        /// How many of them succeed first.
+        after: u8,
+        /// Whether with another code than a lack of memory.
+        fatal: bool,
+    },
+    /// In the middle of a later driver call, free a block or trim, as another thread might.
+    Amid {
+        /// How many memory-managing calls come first.
+        after: u8,
+        /// Which block to free.
+        which: u16,
+        /// Whether to trim to nothing instead.
+        trim: bool,
+    },
+}
+
+/// What happens in the middle of driver calls.
+#[derive(Debug, Default)]
+struct Amid {
+    plans: Vec<(u8, u16, bool)>,
+    pool: Option<Pool>,
+}
+
+struct Runner {
+    sim: Arc<SimDriver>,
+    pool: Pool,
+    shadow: Arc<Mutex<Shadow>>,
+    amid: Arc<Mutex<Amid>>,
+    /// The most that can be held, in bytes: the maximum or the device's memory.
+    limit: u64,
+    maximum: Option<u64>,
+    maps_pages: bool,
+    /// What plain allocations lose to their addresses.
+    padding: u64,
+    faults_planned: usize,
+}
+
+const DEVICE: DeviceId = DeviceId(0);
+
+/// Runs a sequence.
+///
+/// # Errors
+/// What was violated, and after which operation.
+pub fn run(setup: Setup, ops: &[Op]) -> Result<(), String> {
+    let Some(mut runner) = Runner::new(setup)? else { return Ok(()) };
+    for (index, op) in ops.iter().enumerate() {
+        runner.step(op).and_then(|()| runner.check()).map_err(|error| format!("operation {index}, {op:?}: {error}"))?;
+    }
+    runner.finish()
+}
+
+/// Decodes a sequence from bytes, whatever they are, and runs it: the body of the fuzz target `pool`.
+///
+/// # Panics
+/// When something is violated.
+pub fn fuzz_pool(data: &[u8]) {
+    let (setup, ops) = decode(data);
+    if let Err(error) = run(setup, &ops) {
+        panic!("{error}\nsetup: {setup:?}\noperations: {ops:#?}");
+    }
+}
+
+impl Runner {
+    /// Builds device and pool; `None` where the initial size is rightly refused.
+    fn new(setup: Setup) -> Result<Option<Self>, String> {
+        let maps_pages = setup.device % 4 != 3;
+        let granularity = [2 * MIB, 64 << 10, 32 * MIB, 2 * MIB][usize::from(setup.device % 4)];
+        let page = granularity.max(2 * MIB);
+        let memory = u64::from(setup.memory_pages % 64 + 1) * page;
+        let placement = [PlainPlacement::Driver, PlainPlacement::Adjacent, PlainPlacement::Odd][usize::from(setup.placement % 3)];
+        let odd = !maps_pages && placement == PlainPlacement::Odd;
+        let config =
+            SimConfig::default().capacity(memory).granularity(granularity).virtual_memory_management(maps_pages).placement(placement);
+        let sim = SimDriver::new(config);
+        let maximum = (setup.maximum_pages > 0).then(|| u64::from(setup.maximum_pages) * page);
+        let limit = memory.min(maximum.unwrap_or(memory));
+        let initial = u64::from(setup.initial_pages) * page;
+        let device = Device::new(Arc::clone(&sim) as Arc<dyn Driver>, DEVICE).map_err(|error| error.to_string())?;
+        let mut builder = Pool::builder().device(device).initial(initial).growth(u64::from(setup.growth_pages) * page);
+        if let Some(maximum) = maximum {
+            // Off the page, so that rounding down is put to the test.
+            builder = builder.maximum(maximum + page / 3);
+        }
+        let pool = match builder.build() {
+            Ok(pool) => pool,
+            Err(error) if initial > limit || (odd && initial + page > limit) => {
+                if !(error.is_invalid_argument() || error.is_out_of_memory()) {
+                    return Err(format!("building failed with {error}"));
+                }
+                return sim.audit().map(|()| None);
+            }
+            Err(error) => return Err(format!("an initial size of {initial} of {limit} failed: {error}")),
+        };
+        let shadow = Arc::new(Mutex::new(Shadow::default()));
+        let amid = Arc::new(Mutex::new(Amid { plans: Vec::new(), pool: Some(pool.clone()) }));
+        let hook = (Arc::clone(&shadow), Arc::clone(&amid));
+        sim.set_hook(move |call| meanwhile(call, &hook.0, &hook.1));
+        let padding = if odd { page } else { 0 };
+        Ok(Some(Self { sim, pool, shadow, amid, limit, maximum, maps_pages, padding, faults_planned: 0 }))
+    }
+
+    fn step(&mut self, op: &Op) -> Result<(), String> {
+        match *op {
+            Op::Allocate { size, alignment, buffer } => self.allocate(size.bytes(), 1 << (alignment % 31), buffer),
+            Op::Free { which } => match self.take(which) {
+                Some((address, Held::Raw)) => self.pool.free(address).map_err(|error| error.to_string()),
+                Some((_, Held::Buffer(buffer))) => buffer.free().map_err(|error| error.to_string()),
+                None => Ok(()),
+            },
+            Op::FreeUnderBuffer { which } => {
+                let Some((address, held)) = self.take(which) else { return Ok(()) };
+                self.pool.free(address).map_err(|error| error.to_string())?;
+                if let Held::Buffer(buffer) = held {
+                    self.shadow.lock().stale.push(buffer);
+                }
+                Ok(())
+            }
+            Op::FreeInvalid { which, offset } => self.free_invalid(which, u64::from(offset)),
+            Op::Trim { pages } => {
+                let to = u64::from(pages) * self.pool.page_bytes();
+                let faults = self.faults_done();
+                match self.pool.trim(to) {
+                    Ok(held) if held == self.sim.held_bytes(DEVICE) => Ok(()),
+                    Ok(held) => Err(format!("trim says {held} bytes, the device {}", self.sim.held_bytes(DEVICE))),
+                    Err(error) if error.is_driver() && faults < self.faults_done() => Ok(()),
+                    Err(error) => Err(format!("trim failed without a cause: {error}")),
+                }
+            }
+            Op::FreeAll { order } => self.free_all(order),
+            Op::Fail { call, after, fatal } => {
+                let kinds =
+                    [Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::MemUnmap, Call::MemRelease, Call::MemAlloc, Call::MemFree];
+                self.faults_planned += 1;
+                let code = if fatal { CuResult::ERROR_UNKNOWN } else { CuResult::ERROR_OUT_OF_MEMORY };
+                match usize::from(call).checked_sub(1) {
+                    Some(kind) => self.sim.fail(kinds[kind % kinds.len()], u64::from(after), code),
+                    None => self.sim.fail(FaultTarget::MemoryCalls, u64::from(after), code),
+                }
+                Ok(())
+            }
+            Op::Amid { after, which, trim } => {
+                self.amid.lock().plans.push((after, which, trim));
+                Ok(())
+            }
+        }
+    }
+
+    /// How many planned faults have come about.
+    fn faults_done(&self) -> usize {
+        self.faults_planned - self.sim.faults_planned()
+    }
+
+    fn take(&self, which: u16) -> Option<(DevicePtr, Held)> {
+        self.shadow.lock().take(which)
+    }
+
+    fn allocate(&mut self, size: u64, alignment: u64, buffer: bool) -> Result<(), String> {
+        let before = self.pool.statistics();
+        let faults = self.faults_done();
+        let result = if buffer {
+            self.pool.allocate_buffer_aligned(size, alignment).map(|buffer| (buffer.address(), Held::Buffer(buffer)))
+        } else {
+            self.pool.allocate_aligned(size, alignment).map(|address| (address, Held::Raw))
+        };
+        match result {
+            Ok((address, held)) => {
+                if !address.is_aligned_to(alignment.max(256)) {
+                    return Err(format!("{address} is not a multiple of {alignment}"));
+                }
+                if self.maps_pages && !self.sim.is_writable(DEVICE, address, size) {
+                    return Err(format!("{size} bytes at {address} are not all mapped with access"));
+                }
+                self.shadow.lock().insert(address, size, held)
+            }
+            Err(error) if faults < self.faults_done() => {
+                let known = error.is_out_of_memory() || error.is_driver();
+                if known { Ok(()) } else { Err(format!("a fault of the driver came out as {error}")) }
+            }
+            Err(error) if error.is_out_of_memory() => {
+                // A plain allocation is aligned by asking for more.
+                let slack = if self.maps_pages || alignment <= 16 << 10 { 0 } else { alignment };
+                let needed = (size + slack).next_multiple_of(self.pool.page_bytes()) + self.padding;
+                let fits = needed <= self.limit.saturating_sub(before.reserved_bytes);
+                let empty = before.live_blocks == 0 && needed <= self.limit;
+                if fits || empty {
+                    return Err(format!("{size} bytes at {alignment} must fit: {error}; before: {before:?}"));
+                }
+                let numbers = error.numbers().ok_or("an out-of-memory error without numbers")?;
+                if numbers.requested != size || numbers.live != self.pool.statistics().live_bytes {
+                    return Err(format!("wrong numbers: {error}"));
+                }
+                Ok(())
+            }
+            Err(error) => Err(format!("{size} bytes at {alignment}: {error}")),
+        }
+    }
+
+    fn free_invalid(&mut self, which: u16, offset: u64) -> Result<(), String> {
+        let address = {
+            let shadow = self.shadow.lock();
+            let Some(base) = shadow.any(which) else { return Ok(()) };
+            let address = base.offset(offset);
+            if shadow.is_start(address) {
+                return Ok(());
+            }
+            address
+        };
+        let before = self.pool.statistics();
+        let error = match self.pool.free(address) {
+            Ok(()) => return Err(format!("{address} was freed and is no block")),
+            Err(error) => error,
+        };
+        let mut after = self.pool.statistics();
+        after.refused_frees -= 1;
+        if error.invalid_free_reason().is_none() || before != after {
+            return Err(format!("{error} changed {before:?} to {after:?}"));
+        }
+        Ok(())
+    }
+
+    fn free_all(&mut self, order: u8) -> Result<(), String> {
+        let mut blocks = self.shadow.lock().take_all();
+        match order % 3 {
+            0 => {}
+            1 => blocks.reverse(),
+            _ => {
+                let (even, odd): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
+                blocks = even.into_iter().chain(odd).map(|(_, block)| block).collect();
+            }
+        }
+        for (address, held) in blocks {
+            match held {
+                Held::Raw => self.pool.free(address),
+                Held::Buffer(buffer) => buffer.free().map_err(|error| error.error().clone()),
+            }
+            .map_err(|error| error.to_string())?;
+        }
+        let statistics = self.pool.statistics();
+        if (statistics.live_bytes, statistics.requested_bytes, statistics.slab_idle_bytes) != (0, 0, 0) {
+            return Err(format!("all is freed: {statistics:?}"));
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.pool.check()?;
+        let (statistics, held, peak) = (self.pool.statistics(), self.sim.held_bytes(DEVICE), self.sim.peak_bytes(DEVICE));
+        if statistics.reserved_bytes != held {
+            return Err(format!("the pool counts {} bytes, the device {held}", statistics.reserved_bytes));
+        }
+        if self.maximum.is_some_and(|maximum| peak > maximum) {
+            return Err(format!("{peak} bytes were held at some moment, at most {:?} are allowed", self.maximum));
+        }
+        let shadow = self.shadow.lock();
+        if statistics.requested_bytes != shadow.requested() || statistics.live_blocks != shadow.len() as u64 {
+            return Err(format!("{} blocks of {} bytes are live: {statistics:?}", shadow.len(), shadow.requested()));
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), String> {
+        self.sim.clear_faults();
+        self.sim.clear_hook();
+        self.amid.lock().pool = None;
+        self.free_all(0).map_err(|error| format!("at the end: {error}"))?;
+        let stale = std::mem::take(&mut self.shadow.lock().stale);
+        drop(stale);
+        self.check().map_err(|error| format!("at the end: {error}"))?;
+        // What no fault keeps from the pool serves one request for all of it.
+        let all = self.limit.saturating_sub(self.padding);
+        if all > 0 {
+            let address = self.pool.allocate(all).map_err(|error| format!("the whole memory in one block: {error}"))?;
+            self.pool.free(address).map_err(|error| error.to_string())?;
+        }
+        match self.pool.trim(0) {
+            Ok(0) => {}
+            other => return Err(format!("trimming an empty pool to nothing: {other:?}")),
+        }
+        if self.sim.held_bytes(DEVICE) != 0 {
+            return Err(format!("{} bytes are held after a trim to nothing", self.sim.held_bytes(DEVICE)));
+        }
+        drop(self.pool);
+        self.sim.audit()
+    }
+}
+
+/// Runs in the middle of a driver call.
+fn meanwhile(call: Call, shadow: &Mutex<Shadow>, amid: &Mutex<Amid>) {
+    if !call.manages_memory() {
+        return;
+    }
+    let (due, pool) = {
+        let mut amid = amid.lock();
+        for plan in &mut amid.plans {
+            plan.0 = plan.0.saturating_sub(1);
+        }
+        let due: Vec<_> = amid.plans.extract_if(.., |plan| plan.0 == 0).collect();
+        (due, amid.pool.clone())
+    };
+    let Some(pool) = pool else { return };
+    for (_, which, trim) in due {
+        if trim {
+            // It may come upon a planned fault, and it may find nothing; the law of bytes holds all the same.
+            let _ = pool.trim(0);
+        } else if let Some(address) = shadow.lock().take_raw(which)
+            && let Err(error) = pool.free(address)
+        {
+            panic!("freeing {address} in the middle of {}: {error}", call.name());
+        }
+        let statistics = pool.statistics();
+        assert_eq!(statistics.accounted_bytes(), statistics.reserved_bytes, "in the middle of {}: {statistics:?}", call.name());
+    }
+}
