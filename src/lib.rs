@@ -18,3 +18,8 @@ pub use driver::Device;
 pub use error::{Error, Result};
 pub use pool::{DeviceBuffer, Pool, PoolBuilder, Statistics};
 pub use units::DevicePtr;
+
+/// The README's program, compiled and run with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
