@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use vrampool::Pool;
 use vrampool::driver::sim::SimDriver;
-use vrampool::driver::{CallCounts, Driver, MemoryKind};
+use vrampool::driver::{CallCounts, Driver, MemoryKind, Meter};
 use vrampool::trace::{Action, Passes, Report, Trace, replay};
 use vrampool::units::DeviceId;
 
@@ -154,35 +154,31 @@ fn to_json(replayed: &Replayed, selected: &Selected) -> Value {
 
 /// What a trace costs without a pool.
 pub(crate) struct Direct {
-    pub(crate) calls: u64,
+    pub(crate) calls: CallCounts,
     /// By the simulated device's model; `None` where the device could not hold it all.
     pub(crate) time: Option<Duration>,
 }
 
-/// Has every allocation and free of a trace call a simulated driver's `cuMemAlloc` and `cuMemFree`.
+/// Has every allocation and free of a trace call `cuMemAlloc` and `cuMemFree` of a simulated device.
 pub(crate) fn without_a_pool(trace: &Trace) -> Direct {
-    let driver = SimDriver::h200();
-    let device = DeviceId(0);
+    let driver = Meter::new(SimDriver::h200());
     let mut blocks = vec![None; trace.blocks()];
-    let mut direct = Direct { calls: 0, time: None };
     let mut complete = true;
     for event in trace.events() {
+        // The driver has no blocks without bytes.
         let Some(block) = event.block().filter(|_| event.size() > 0) else { continue };
         match event.action() {
             Action::Allocate => {
-                direct.calls += 1;
-                blocks[block] = driver.mem_alloc(device, MemoryKind::Device, event.size()).ok();
+                blocks[block] = driver.mem_alloc(DeviceId(0), MemoryKind::Device, event.size()).ok();
                 complete &= blocks[block].is_some();
             }
             Action::Free => {
-                direct.calls += 1;
                 if let Some(address) = blocks[block].take() {
-                    complete &= driver.mem_free(device, MemoryKind::Device, address).is_ok();
+                    complete &= driver.mem_free(DeviceId(0), MemoryKind::Device, address).is_ok();
                 }
             }
             Action::Use | Action::AllocateFailure => {}
         }
     }
-    direct.time = driver.modelled_ns().filter(|_| complete).map(Duration::from_nanos);
-    direct
+    Direct { calls: driver.counts(), time: driver.modelled_ns().filter(|_| complete).map(Duration::from_nanos) }
 }

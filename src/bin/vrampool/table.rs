@@ -1,15 +1,19 @@
 //! Tables for people.
 
+use crate::Failure;
 use crate::device::Selected;
 use crate::format::{count, nanoseconds, time};
-use crate::replay::{Replayed, short_name, without_a_pool};
-use crate::{Failure, replay};
+use crate::replay::{Direct, Replayed, short_name, without_a_pool};
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use std::time::Duration;
+use vrampool::driver::CallCounts;
 use vrampool::units::Bytes;
 
+/// Stands where there is no figure.
 const NONE: &str = "–";
+
+const MODELLED: &str = "Driver times are modelled on calls measured on an H200; the pool's own time is measured on this machine.\n";
 
 fn table() -> Table {
     let mut table = Table::new();
@@ -18,139 +22,156 @@ fn table() -> Table {
 }
 
 /// A row whose first cell is text, and the others numbers.
-fn row(cells: impl IntoIterator<Item = String>) -> Vec<Cell> {
+fn row<T: ToString>(cells: impl IntoIterator<Item = T>) -> Vec<Cell> {
     let align = |index| if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
     cells.into_iter().enumerate().map(|(index, cell)| Cell::new(cell).set_alignment(align(index))).collect()
+}
+
+fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| NONE.to_owned(), show)
 }
 
 /// Names and values.
 pub(crate) fn properties(rows: &[(&str, String)]) -> String {
     let mut table = table();
     for (name, value) in rows {
-        table.add_row(row([(*name).to_owned(), value.clone()]));
+        table.add_row(row([name, value.as_str()]));
     }
     format!("{table}\n")
 }
 
 /// What replays took: in full for one trace, a line each for several.
 pub(crate) fn replayed(all: &[Replayed], selected: &Selected) -> Result<String, Failure> {
-    let described = if selected.is_simulated() { "the simulated device" } else { &selected.name };
-    let device = format!("{described} ({})", selected.description()?);
-    Ok(match all {
+    let name = if selected.is_simulated() { "the simulated device" } else { &selected.name };
+    let device = format!("{name} ({})", selected.description()?);
+    let mut text = match all {
         [one] => full(one, selected, &device),
         _ => summary(all, selected, &device),
-    })
-}
-
-/// The figures of a replay as cells.
-struct Figures {
-    direct_calls: String,
-    direct_time: String,
-    cold_calls: String,
-    warm_calls: String,
-    cold_time: String,
-    warm_time: String,
-    cold_ns: String,
-    warm_ns: String,
-    held: String,
-    ratio: String,
-}
-
-impl Figures {
-    fn of(replayed: &Replayed, selected: &Selected) -> Self {
-        let report = &replayed.report;
-        let none = || NONE.to_owned();
-        let optional = |value: Option<Duration>| value.map_or_else(none, time);
-        // A real device's own allocator would have to be measured.
-        let direct = selected.is_simulated().then(|| without_a_pool(&replayed.trace));
-        Self {
-            direct_calls: direct.as_ref().map_or_else(none, |direct| count(direct.calls)),
-            direct_time: optional(direct.and_then(|direct: replay::Direct| direct.time)),
-            cold_calls: count(report.driver_calls_cold.total()),
-            warm_calls: report.driver_calls_warm.as_ref().map_or_else(none, |calls| count(calls.total())),
-            cold_time: time(report.driver_time_cold),
-            warm_time: optional(report.driver_time_warm),
-            cold_ns: nanoseconds(report.cold_ns_per_event),
-            warm_ns: report.warm_ns_per_event.map_or_else(none, nanoseconds),
-            held: Bytes(report.peak_reserved_bytes).to_string(),
-            ratio: replayed.reserved_over_live().map_or_else(none, |ratio| format!("{ratio:.3}")),
-        }
+    };
+    if selected.is_simulated() {
+        text += MODELLED;
     }
+    for replayed in all {
+        text += &failures(replayed);
+    }
+    Ok(text)
+}
+
+/// What the trace costs without a pool, where that is known without trying: on the simulated device.
+fn direct(replayed: &Replayed, selected: &Selected) -> Option<Direct> {
+    selected.is_simulated().then(|| without_a_pool(&replayed.trace))
 }
 
 fn full(replayed: &Replayed, selected: &Selected, device: &str) -> String {
     let Replayed { trace, report } = replayed;
-    let figures = Figures::of(replayed, selected);
-    let live = Bytes(trace.peak_live_bytes()).to_string();
+    let direct = direct(replayed, selected);
     let mut text = format!(
-        "{}: {} events ({} allocations) on {device}\n\n",
+        "{} on {device}: {} events, {} of them allocations\n\n",
         short_name(trace.name()),
         count(trace.events().len() as u64),
         count(trace.allocations() as u64)
     );
 
     let mut memory = table();
-    memory.set_header(row(["memory", "at its peak", "of live"].map(str::to_owned)));
-    memory.add_row(row(["live: allocated and not yet freed, as asked for".to_owned(), live, "1.000".to_owned()]));
-    memory.add_row(row(["held: what the pool had taken from the driver".to_owned(), figures.held, figures.ratio]));
+    memory.add_row(row(["peak live: allocated and not yet freed, as asked for", &Bytes(trace.peak_live_bytes()).to_string()]));
+    memory.add_row(row(["peak reserved: held by the pool from the driver", &Bytes(report.peak_reserved_bytes).to_string()]));
+    memory.add_row(row(["reserved / live", &or_none(replayed.reserved_over_live(), |ratio| format!("{ratio:.3}"))]));
     text += &format!("{memory}\n\n");
 
-    let modelled = if report.modelled { " (modelled)" } else { "" };
-    let mut driver = table();
-    driver.set_header(row(["cost of all events", "without a pool", "pool, first pass", "pool, last pass"].map(str::to_owned)));
-    driver.add_row(row(["driver calls".to_owned(), figures.direct_calls, figures.cold_calls, figures.warm_calls]));
-    driver.add_row(row([format!("time in driver calls{modelled}"), figures.direct_time, figures.cold_time, figures.warm_time]));
-    driver.add_row(row(["pool's own time per event".to_owned(), NONE.to_owned(), figures.cold_ns, figures.warm_ns]));
-    text += &format!("{driver}\n\n");
-
-    text += "Without a pool, each allocation and each free is a call of cuMemAlloc or cuMemFree. In its first pass the pool\n\
-             takes memory from the driver as it is needed; later passes find it there.\n";
-    if report.modelled {
-        text += "Times of the driver are modelled on calls measured on an H200; the pool's own time is measured here.\n";
+    let mut cost = table();
+    cost.set_header(row(["all events together", "without a pool", "pool, first pass (cold)", "pool, last pass (warm)"]));
+    let columns = [direct.as_ref().map(|direct| &direct.calls), Some(&report.driver_calls_cold), report.driver_calls_warm.as_ref()];
+    let totals = columns.map(|calls| or_none(calls, |calls| count(calls.total())));
+    cost.add_row(row(["driver calls".to_owned()].into_iter().chain(totals)));
+    for name in names(&columns) {
+        let of = |calls: &CallCounts| calls.iter().find(|&(other, _)| other == name).map_or(0, |(_, calls)| calls);
+        let cells = columns.map(|calls| or_none(calls.map(of).filter(|&calls| calls > 0), count));
+        cost.add_row(row([format!("  {name}")].into_iter().chain(cells)));
     }
-    text += &failures(replayed);
-    text
+    cost.add_row(row([
+        "time in driver calls".to_owned(),
+        or_none(direct.and_then(|direct| direct.time), time),
+        time(report.driver_time_cold),
+        or_none(report.driver_time_warm, time),
+    ]));
+    cost.add_row(row([
+        "pool's own time per event".to_owned(),
+        NONE.to_owned(),
+        nanoseconds(report.cold_ns_per_event),
+        or_none(report.warm_ns_per_event, nanoseconds),
+    ]));
+    text += &format!("{cost}\n\n");
+    text + "Without a pool each allocation is a call of cuMemAlloc and each free one of cuMemFree. In its first pass the pool takes\n\
+            memory from the driver as the events come; in later passes it has it. Its own warm time is that of the fastest pass.\n"
+}
+
+/// The functions that were called, each once, in the order in which they first come up.
+fn names(columns: &[Option<&CallCounts>]) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for (name, _) in columns.iter().copied().flatten().flat_map(CallCounts::iter) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 fn summary(all: &[Replayed], selected: &Selected, device: &str) -> String {
-    let mut text = format!("{} traces on {device}\n\n", all.len());
     let mut table = table();
-    let header = ["trace", "events", "peak live", "peak held", "held / live", "driver calls", "driver time", "ns per event"];
-    table.set_header(row(header.map(str::to_owned)));
-    let mut failed = String::new();
+    table.set_header(row([
+        "trace",
+        "events",
+        "peak live",
+        "peak reserved",
+        "reserved / live",
+        "driver calls",
+        "time in driver calls",
+        "own time per event",
+    ]));
     for replayed in all {
-        let figures = Figures::of(replayed, selected);
+        let Replayed { trace, report } = replayed;
+        let direct = direct(replayed, selected);
+        let calls = |calls: Option<&CallCounts>| or_none(calls, |calls| count(calls.total()));
+        let duration = |value: Option<Duration>| or_none(value, time);
         table.add_row(row([
-            short_name(replayed.trace.name()),
-            count(replayed.trace.events().len() as u64),
-            Bytes(replayed.trace.peak_live_bytes()).to_string(),
-            figures.held,
-            figures.ratio,
-            format!("{} → {} → {}", figures.direct_calls, figures.cold_calls, figures.warm_calls),
-            format!("{} → {} → {}", figures.direct_time, figures.cold_time, figures.warm_time),
-            format!("{} → {}", figures.cold_ns, figures.warm_ns),
+            short_name(trace.name()),
+            count(trace.events().len() as u64),
+            Bytes(trace.peak_live_bytes()).to_string(),
+            Bytes(report.peak_reserved_bytes).to_string(),
+            or_none(replayed.reserved_over_live(), |ratio| format!("{ratio:.3}")),
+            format!(
+                "{} → {} → {}",
+                calls(direct.as_ref().map(|direct| &direct.calls)),
+                calls(Some(&report.driver_calls_cold)),
+                calls(report.driver_calls_warm.as_ref())
+            ),
+            format!(
+                "{} → {} → {}",
+                duration(direct.and_then(|direct| direct.time)),
+                duration(Some(report.driver_time_cold)),
+                duration(report.driver_time_warm)
+            ),
+            format!("{} → {}", nanoseconds(report.cold_ns_per_event), or_none(report.warm_ns_per_event, nanoseconds)),
         ]));
-        failed += &failures(replayed);
     }
-    text += &format!("{table}\n\n");
-    text += "live: bytes allocated and not yet freed, as asked for. held: what the pool had taken from the driver.\n\
-             driver calls and their time: without a pool (cuMemAlloc and cuMemFree each time) → the pool's first pass → its last.\n\
-             ns per event: the pool's own time, first pass → fastest later one.\n";
-    if all.iter().any(|replayed| replayed.report.modelled) {
-        text += "Times of the driver are modelled on calls measured on an H200; the pool's own time is measured here.\n";
-    }
-    text + &failed
+    format!(
+        "{} traces on {device}\n\n{table}\n\n\
+         peak live: allocated and not yet freed, as asked for. peak reserved: held by the pool from the driver.\n\
+         driver calls and their time: without a pool (cuMemAlloc, cuMemFree) → in the pool's first pass → in its last.\n\
+         own time per event: the pool's, in the first pass → in the fastest later one.\n",
+        all.len()
+    )
 }
 
 fn failures(replayed: &Replayed) -> String {
     let name = short_name(replayed.trace.name());
     let mut text = String::new();
     if replayed.report.failed > 0 {
-        text += &format!("{name}: {} requests FAILED; the figures are those of the rest.\n", count(replayed.report.failed));
+        text += &format!("{name}: FAILED requests: {}; the figures are those of the rest.\n", count(replayed.report.failed));
     }
     if replayed.trace.recorded_failures() > 0 {
         let (recorded, repeated) = (replayed.trace.recorded_failures() as u64, replayed.report.recorded_failures_repeated);
-        text += &format!("{name}: {} allocations failed when it was recorded; {} of them failed here.\n", count(recorded), count(repeated));
+        text += &format!("{name}: allocations that failed when the trace was recorded: {}; here: {}.\n", count(recorded), count(repeated));
     }
     text
 }
