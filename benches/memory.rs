@@ -6,9 +6,9 @@
 //! ```
 //!
 //! It prints one table in Markdown. Every subject first does the whole work with a check that no two live blocks overlap;
-//! then a fresh one does it twice, each time freeing in the end what the work leaves live. *Reserved* is the most that
-//! is held from the device in both passes, over the peak of the bytes requested that are live; the time is the second
-//! pass, per event.
+//! then a fresh one does it several times, each time freeing in the end what the work leaves live. *Reserved* is the most
+//! that is held from the device in the first two passes, over the peak of the bytes requested that are live; the time, per
+//! event, is that of the fastest pass after the first.
 
 mod support;
 
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use support::arenas::{Arenas, Block};
 use support::random_allocations::random_allocations;
 use support::traces;
@@ -76,8 +76,8 @@ struct Simulated {
 
 impl Simulated {
     fn new() -> Self {
-        let meter = Arc::new(Meter::new(Arc::new(SimDriver::h200())));
-        let device = Device::new(meter.clone(), DeviceId(0));
+        let meter = Arc::new(Meter::new(SimDriver::h200()));
+        let device = Device::new(meter.clone(), DeviceId(0)).expect("there is a device 0");
         let pool = Pool::builder().device(device).build().expect("the simulated device has memory");
         Self { pool, meter }
     }
@@ -151,17 +151,27 @@ fn checked_pass<S: Subject>(subject: &mut S, work: &Work) {
     }
 }
 
+/// How long a work is repeated, for a steady figure.
+const REPEAT: Duration = Duration::from_millis(200);
+
 /// Reserved over live, and nanoseconds per event.
 fn measure<S: Subject>(make: impl Fn() -> S, work: &Work) -> (f64, f64) {
     checked_pass(&mut make(), work);
     let mut subject = make();
     let mut blocks = Vec::new();
     pass(&mut subject, work, &mut blocks);
-    let started = Instant::now();
-    pass(&mut subject, work, &mut blocks);
-    let ns = started.elapsed().as_nanos() as f64;
+    let mut timed = |subject: &mut S| {
+        let started = Instant::now();
+        pass(subject, work, &mut blocks);
+        started.elapsed()
+    };
+    let (mut fastest, begun) = (timed(&mut subject), Instant::now());
+    let reserved = subject.peak_reserved_bytes();
+    while begun.elapsed() < REPEAT {
+        fastest = fastest.min(timed(&mut subject));
+    }
     subject.check_idle();
-    (subject.peak_reserved_bytes() as f64 / work.peak_live_bytes() as f64, ns / work.events.len() as f64)
+    (reserved as f64 / work.peak_live_bytes() as f64, fastest.as_nanos() as f64 / work.events.len() as f64)
 }
 
 /// The ratios to be summed up below the table.

@@ -8,6 +8,8 @@ use std::sync::PoisonError;
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::MutexGuard;
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "sim")]
+pub(crate) use std::thread_local;
 
 /// A mutex without poisoning.
 #[derive(Debug, Default)]

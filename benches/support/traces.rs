@@ -33,7 +33,7 @@ fn is_trace(path: &Path) -> bool {
 }
 
 fn read(path: &Path) -> Result<Work, String> {
-    let trace = Trace::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let trace = Trace::open(path).map_err(|error| error.to_string())?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Ok(Work { name: name.trim_end_matches(".gz").trim_end_matches(".csv").to_owned(), events: events(&trace) })
 }

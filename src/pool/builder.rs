@@ -8,7 +8,7 @@ use crate::buddy::Shape;
 use crate::driver::{Device, HandleProperties, MemoryKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
-use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up};
+use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up, parse_bytes};
 
 /// Options for a pool. [`Pool::builder`] makes one with the defaults, which suit most programs:
 ///
@@ -92,6 +92,49 @@ impl PoolBuilder {
         self
     }
 
+    /// Sets options from text: `key=value` pairs with commas between, a key being an option's name here. Sizes read as
+    /// [`parse_bytes`] reads them, kinds are `device`, `pinned` and `managed`. Empty text sets nothing.
+    ///
+    /// ```
+    /// let builder = vrampool::Pool::builder().configure("initial=64MiB,maximum=8GiB,kind=device")?;
+    /// # Ok::<(), vrampool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`]: an unknown key, a key set twice, or a value that cannot be read. Nothing is set
+    /// then.
+    pub fn configure(mut self, text: &str) -> Result<Self> {
+        let mut seen = Vec::new();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let malformed = || Error::invalid_argument(format!("option '{pair}' is not of the form key=value"));
+            let (key, value) = pair.split_once('=').ok_or_else(malformed)?;
+            let (key, value) = (key.trim(), value.trim());
+            if seen.contains(&key) {
+                return Err(Error::invalid_argument(format!("option '{key}' is set twice")));
+            }
+            seen.push(key);
+            let bytes = || parse_bytes(value).map_err(|why| Error::invalid_argument(format!("option '{key}': {why}")));
+            self = match key {
+                "kind" => self.kind(match value {
+                    "device" => MemoryKind::Device,
+                    "pinned" => MemoryKind::Pinned,
+                    "managed" => MemoryKind::Managed,
+                    _ => return Err(Error::invalid_argument(format!("option 'kind': '{value}' is not device, pinned or managed"))),
+                }),
+                "initial" => self.initial(bytes()?),
+                "maximum" => self.maximum(bytes()?),
+                "growth" => self.growth(bytes()?),
+                "alignment" => self.alignment(bytes()?),
+                _ => {
+                    return Err(Error::invalid_argument(format!(
+                        "option '{key}' is not known (kind, initial, maximum, growth, alignment)"
+                    )));
+                }
+            };
+        }
+        Ok(self)
+    }
+
     /// Builds the pool.
     ///
     /// # Errors
@@ -161,5 +204,35 @@ impl Shared {
         self.free(served.address, Some(served.serial))?;
         self.core.lock().forget_history();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_from_text() {
+        let builder = Pool::builder().configure(" kind=pinned, initial=1MiB,maximum=2GiB ,growth=4096,alignment=512,").unwrap();
+        assert_eq!(builder.kind, MemoryKind::Pinned);
+        assert_eq!((builder.initial, builder.maximum, builder.growth, builder.alignment), (1 << 20, Some(2 << 30), 4096, 512));
+        let untouched = Pool::builder().configure("").unwrap();
+        assert_eq!((untouched.kind, untouched.initial, untouched.maximum), (MemoryKind::Device, 0, None));
+    }
+
+    #[test]
+    fn unusable_text_is_refused_with_the_reason() {
+        for (text, reason) in [
+            ("maximun=1", "'maximun' is not known"),
+            ("maximum", "key=value"),
+            ("maximum=", "'maximum'"),
+            ("maximum=1GB", "unit"),
+            ("initial=-1", "'initial'"),
+            ("kind=host", "'host'"),
+            ("growth=1,growth=1", "twice"),
+        ] {
+            let error = Pool::builder().configure(text).unwrap_err();
+            assert!(error.is_invalid_argument() && error.to_string().contains(reason), "{text}: {error}");
+        }
     }
 }

@@ -54,10 +54,10 @@ struct Attempt {
 
 /// The next thing to do for a request.
 enum Step {
-    /// Map a window; the request gets `run`.
-    Map { work: Work, parts: Vec<Run>, run: Run },
+    /// Map a window; the request gets `run`. `beyond` says that more is asked for than it needs.
+    Map { work: Work, parts: Vec<Run>, run: Run, beyond: bool },
     /// Make a plain allocation.
-    Plain { work: Work },
+    Plain { work: Work, beyond: bool },
     /// Give idle handles back, to make room.
     Release { work: Work },
     /// Give back what the driver would not take before.
@@ -68,6 +68,14 @@ enum Step {
     Wait,
     /// Give up.
     Refuse,
+}
+
+/// What the driver was asked for when it refused.
+struct Asked {
+    bytes: u64,
+    handles: usize,
+    /// Whether that was more than the request needs.
+    beyond: bool,
 }
 
 /// Work under way. Dropped without being settled, which a panic in the driver does, it takes back what was done.
@@ -144,9 +152,9 @@ impl Shared {
                 return Ok(Ok(served));
             }
             match self.plan(&mut core, request, &attempt) {
-                Step::Map { work, parts, run } => {
+                Step::Map { work, parts, run, beyond } => {
                     drop(core);
-                    let asked = (work.bytes(), work.pieces());
+                    let asked = Asked { bytes: work.bytes(), handles: work.pieces(), beyond };
                     let mut under_way = UnderWay::new(self, work, parts);
                     let mut outcome = under_way.work().grow();
                     if cfg!(vrampool_fault = "late_charge") && outcome.is_ok() {
@@ -158,9 +166,9 @@ impl Shared {
                         Err(failure) => core = self.learn(core, &mut attempt, failure, asked)?,
                     }
                 }
-                Step::Plain { work } => {
+                Step::Plain { work, beyond } => {
                     drop(core);
-                    let asked = (work.bytes(), work.pieces());
+                    let asked = Asked { bytes: work.bytes(), handles: work.pieces(), beyond };
                     let mut under_way = UnderWay::new(self, work, Vec::new());
                     let outcome = under_way.work().grow();
                     let mapped;
@@ -224,7 +232,7 @@ impl Shared {
         Ok(core)
     }
 
-    /// Draws the conclusions from a failure to grow; `asked` is the bytes and the number of handles.
+    /// Draws the conclusions from a failure to grow.
     ///
     /// # Errors
     /// A failure that is not a lack of memory.
@@ -233,23 +241,21 @@ impl Shared {
         core: MutexGuard<'a, Core>,
         attempt: &mut Attempt,
         failure: Failure,
-        asked: (u64, usize),
+        asked: Asked,
     ) -> Result<MutexGuard<'a, Core>> {
         drop(core);
         if failure.code != CuResult::ERROR_OUT_OF_MEMORY {
             return Err(Error::driver(failure.call.name(), failure.code));
         }
         attempt.code = Some(failure.code);
-        let (bytes, handles) = asked;
-        if attempt.step_bytes >= self.site.page_bytes {
-            // The step was a wish.
+        if asked.beyond {
             attempt.step_bytes /= 2;
         } else {
             let free = self.site.driver.memory_info(self.site.device).map_or(0, |info| info.free_bytes);
-            if free >= bytes && handles > 1 && !attempt.coarse {
+            if free >= asked.bytes && asked.handles > 1 && !attempt.coarse {
                 attempt.coarse = true;
             } else {
-                attempt.driver_room = Some(free.min(bytes - self.site.page_bytes));
+                attempt.driver_room = Some(free.min(asked.bytes - self.site.page_bytes));
             }
         }
         Ok(self.core.lock())
@@ -300,13 +306,13 @@ impl Shared {
         }
         if attempt.no_addresses {
             let slack = if shape.alignment > GRAIN_BYTES { shape.alignment } else { 0 };
-            let bytes = (u64::from(shape.grains) * GRAIN_BYTES + slack).next_multiple_of(self.site.page_bytes);
+            let least = (u64::from(shape.grains) * GRAIN_BYTES + slack).next_multiple_of(self.site.page_bytes);
             let room_without_padding = room.saturating_sub(core.buddy.arena.plain_bytes(0));
-            let bytes = bytes.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
+            let bytes = least.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
             let pages = (bytes / self.site.page_bytes) as u32;
             let needed = core.buddy.arena.plain_bytes(pages);
             if needed <= room && !(attempt.misplaced && core.buddy.arena.plain_bytes(0) == 0) {
-                return Step::Plain { work: core.begin_plain(pages) };
+                return Step::Plain { work: core.begin_plain(pages), beyond: bytes > least };
             }
             if let Some(work) = needed.checked_sub(room).and_then(|short| self.make_room(core, None, short)) {
                 return Step::Release { work };
@@ -335,7 +341,8 @@ impl Shared {
             1 << wanted.ilog2()
         };
         let (work, parts) = core.begin_map(window, extra.min(u64::from(u32::MAX)) as u32, handle_pages);
-        Step::Map { work, parts, run: window.run }
+        let beyond = work.bytes() > needed;
+        Step::Map { work, parts, run: window.run, beyond }
     }
 
     /// Begins to give back idle handles of at least `bytes` bytes, none of them under `spare`; `None` where there are
@@ -420,6 +427,6 @@ impl Shared {
 
 /// The addresses that are sure to hold a run of a shape, in bytes: whole pages, and room to align it.
 fn address_bytes(shape: Shape, page_bytes: u64) -> u64 {
-    let slack = if shape.alignment > page_bytes { shape.alignment - page_bytes } else { 0 };
+    let slack = shape.alignment.saturating_sub(page_bytes);
     (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(page_bytes) + slack
 }

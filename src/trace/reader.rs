@@ -62,11 +62,8 @@ impl Trace {
             return Err(fail("a pickle; only RMM's CSV log is read".to_owned()));
         }
         let reader = BufReader::with_capacity(BUFFER_BYTES, reader);
-        let built = if start == GZIP_MAGIC {
-            rows(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader)))
-        } else {
-            rows(reader)
-        };
+        let built =
+            if start == GZIP_MAGIC { rows(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader))) } else { rows(reader) };
         match built {
             Ok(builder) => Ok(builder.finish(name)),
             Err((line, message)) => Err(fail(format!("line {line}: {message}"))),
@@ -206,7 +203,9 @@ impl Fields {
         match result {
             ReadRecordResult::Record => {}
             ReadRecordResult::OutputEndsFull => return Err(format!("more than {FIELD_LIMIT} fields")),
-            ReadRecordResult::OutputFull | ReadRecordResult::InputEmpty | ReadRecordResult::End => return Err("no row of a CSV file".to_owned()),
+            ReadRecordResult::OutputFull | ReadRecordResult::InputEmpty | ReadRecordResult::End => {
+                return Err("no row of a CSV file".to_owned());
+            }
         }
         let text = std::str::from_utf8(&self.text[..text_end]).map_err(|_| "not UTF-8".to_owned())?;
         Ok(Split { text, ends: &self.ends[..count] })

@@ -55,14 +55,17 @@ const PLAIN: &str = "Thread,Time,Action,Pointer,Size,Stream\n\
 #[test]
 fn a_log_is_read() {
     let trace = read(PLAIN);
-    assert_eq!(events(&trace), [
-        (Action::Allocate, 512, Some(0), 7, 0, 1_000, 2),
-        (Action::Allocate, 100, Some(1), 8, 5, 2_000, 3),
-        (Action::Use, 512, Some(0), 7, 5, 3_000, 4),
-        (Action::Free, 512, Some(0), 7, 0, 4_000, 5),
-        (Action::AllocateFailure, 4096, None, 8, 5, 5_000, 6),
-        (Action::Allocate, 300, Some(0), 8, 5, 6_000, 7),
-    ]);
+    assert_eq!(
+        events(&trace),
+        [
+            (Action::Allocate, 512, Some(0), 7, 0, 1_000, 2),
+            (Action::Allocate, 100, Some(1), 8, 5, 2_000, 3),
+            (Action::Use, 512, Some(0), 7, 5, 3_000, 4),
+            (Action::Free, 512, Some(0), 7, 0, 4_000, 5),
+            (Action::AllocateFailure, 4096, None, 8, 5, 5_000, 6),
+            (Action::Allocate, 300, Some(0), 8, 5, 6_000, 7),
+        ]
+    );
     assert_eq!(trace.name(), "log");
     assert_eq!((trace.threads(), trace.streams()), (&[7, 8][..], &[0, 5][..]));
     assert_eq!((trace.blocks(), trace.allocations(), trace.recorded_failures()), (2, 3, 1));
@@ -166,10 +169,7 @@ fn a_day_passes() {
 fn fields_that_are_wrong_are_named() {
     refused("x,0,allocate,1,1,0\n", "line 2: Thread 'x' is not a hexadecimal number");
     refused(",0,allocate,1,1,0\n", "line 2: Thread is empty");
-    refused(
-        "1,soon,allocate,1,1,0\n",
-        "line 2: Time 'soon' is neither seconds, within 64 bits of nanoseconds, nor HH:MM:SS:microseconds",
-    );
+    refused("1,soon,allocate,1,1,0\n", "line 2: Time 'soon' is neither seconds, within 64 bits of nanoseconds, nor HH:MM:SS:microseconds");
     refused("1,25:00:00:0,allocate,1,1,0\n", "line 2: Time '25:00:00:0' is not HH:MM:SS:microseconds");
     refused("1,0,realloc,1,1,0\n", "line 2: Action 'realloc' is none of allocate, free, use, allocate failure");
     refused("1,0,Allocate,1,1,0\n", "line 2: Action 'Allocate' is none of allocate, free, use, allocate failure");
@@ -211,7 +211,10 @@ fn files_of_another_kind_are_refused() {
     assert!(refusal("\n\n").starts_with("log: line 2: the file is empty"));
     assert_eq!(refusal(b"\x80\x04\x95\x00"), "log: a pickle; only RMM's CSV log is read");
     let columns = "the first line of RMM's log is Thread,Time,Action,Pointer,Size,Stream, not";
-    assert_eq!(refusal("Thread,Time,Action,Pointer,Size\n"), format!("log: line 1: no column is named Stream; {columns} 'ThreadTimeActionPointerSize'"));
+    assert_eq!(
+        refusal("Thread,Time,Action,Pointer,Size\n"),
+        format!("log: line 1: no column is named Stream; {columns} 'ThreadTimeActionPointerSize'")
+    );
     assert_eq!(refusal("Thread,Time,Action,Pointer,Size,Stream,Time\n"), "log: line 1: two columns are named Time");
     assert!(refusal("{\"traces\": []}").starts_with("log: line 1: no column is named Thread"));
     assert_eq!(refusal(b"\x7fELF\x02\x01\x01\x00\xff\xff"), "log: line 1: not UTF-8");
@@ -291,7 +294,10 @@ mod properties {
     }
 
     fn steps() -> impl Strategy<Value = Vec<(u8, u64, usize, u64, u64, u64)>> {
-        vec((0u8..12, prop_oneof![any::<u64>(), 0u64..4096], any::<usize>(), 0u64..4, prop_oneof![Just(0), any::<u64>()], 0u64..3_000_000), 0..200)
+        vec(
+            (0u8..12, prop_oneof![any::<u64>(), 0u64..4096], any::<usize>(), 0u64..4, prop_oneof![Just(0), any::<u64>()], 0u64..3_000_000),
+            0..200,
+        )
     }
 
     /// How a log is written.
@@ -314,7 +320,8 @@ mod properties {
     fn written(meant: &[Meant], form: &Form) -> Vec<u8> {
         let mut log = String::new();
         let mut line = |fields: [String; 7]| {
-            let fields = form.columns.iter().map(|&column| if form.quotes { format!("\"{}\"", fields[column]) } else { fields[column].clone() });
+            let fields =
+                form.columns.iter().map(|&column| if form.quotes { format!("\"{}\"", fields[column]) } else { fields[column].clone() });
             log += &fields.collect::<Vec<_>>().join(",");
             log += form.line_end;
         };

@@ -134,7 +134,12 @@ fn primitives_outside_the_sync_module_are_found() {
     }
     assert_one(&check("use std::sync;"), "import what is used");
     assert_one(&check("thread_local! { static A: u8 = 0; }"), "thread_local");
-    for text in ["use std::sync::{Arc, OnceLock};", "#[cfg(test)] mod tests { use std::sync::Mutex; }", "use crate::sync::Mutex;"] {
+    for text in [
+        "use std::sync::{Arc, OnceLock};",
+        "use crate::sync::thread_local; thread_local! { static A: u8 = 0; }",
+        "#[cfg(test)] mod tests { use std::sync::Mutex; }",
+        "use crate::sync::Mutex;",
+    ] {
         assert_eq!(check(text), [""; 0], "{text}");
     }
 }

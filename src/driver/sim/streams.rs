@@ -14,7 +14,7 @@ use super::space::Table;
 use super::{SimDriver, State, undefined};
 use crate::driver::{DriverResult, EventHandle, StreamFlags, StreamHandle};
 use crate::error::CuResult;
-use crate::sync::MutexGuard;
+use crate::sync::{MutexGuard, thread_local};
 use crate::units::{DeviceId, DevicePtr};
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, VecDeque};

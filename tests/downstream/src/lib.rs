@@ -12,7 +12,7 @@ use vrampool::{Device, Pool, Result};
 /// The pool's.
 pub fn round_trip<D: Driver + 'static>(driver: Arc<D>) -> Result<u64> {
     let meter = Arc::new(Meter::new(driver));
-    let pool = Pool::builder().device(Device::new(meter.clone(), DeviceId(0))).maximum(1 << 30).build()?;
+    let pool = Pool::builder().device(Device::new(meter.clone(), DeviceId(0))?).maximum(1 << 30).build()?;
     let address = pool.allocate(1 << 20)?;
     // SAFETY: no work was queued that touches the block.
     unsafe { pool.deallocate(address)? };

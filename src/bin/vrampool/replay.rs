@@ -1,0 +1,184 @@
+//! `vrampool replay`: a trace in, a table or JSON out.
+
+use crate::args::ReplayArguments;
+use crate::device::{Selected, select};
+use crate::{Failure, format, output, table};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use vrampool::Pool;
+use vrampool::driver::sim::SimDriver;
+use vrampool::driver::{CallCounts, Driver, MemoryKind, Meter};
+use vrampool::trace::{Action, Passes, Report, Trace, replay};
+use vrampool::units::DeviceId;
+
+/// A trace and what its replay took.
+pub(crate) struct Replayed {
+    pub(crate) trace: Trace,
+    pub(crate) report: Report,
+}
+
+impl Replayed {
+    pub(crate) fn reserved_over_live(&self) -> Option<f64> {
+        let live = self.trace.peak_live_bytes();
+        (live > 0).then(|| self.report.peak_reserved_bytes as f64 / live as f64)
+    }
+}
+
+pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
+    // A file that cannot be read is found before anything is replayed.
+    let traces = read(&arguments.traces)?;
+    let selected = select(arguments.common.device)?;
+    let passes = arguments.repeat.map_or(Passes::Steady, Passes::Exactly);
+    let mut all = Vec::with_capacity(traces.len());
+    for trace in traces {
+        let mut builder = Pool::builder();
+        if let Some(capacity) = arguments.capacity {
+            builder = builder.maximum(capacity);
+        }
+        let bar = progress_bar(&trace);
+        let report = replay(&trace, &selected.device, builder, passes, &mut |progress| {
+            bar.set_message(format!("pass {}", progress.pass));
+            bar.set_position(progress.events as u64);
+        })?;
+        bar.finish_and_clear();
+        all.push(Replayed { trace, report });
+    }
+    if arguments.common.json {
+        let mut values: Vec<Value> = all.iter().map(|replayed| to_json(replayed, &selected)).collect();
+        match values.len() {
+            1 => output::print_json(&values.remove(0))?,
+            _ => output::print_json(&json!({ "traces": values }))?,
+        }
+    } else {
+        output::print(&table::replayed(&all, &selected)?)?;
+    }
+    let mut status = ExitCode::SUCCESS;
+    for replayed in &all {
+        if let Some(message) = failure(replayed) {
+            output::complain(&message);
+            status = ExitCode::from(1);
+        }
+    }
+    Ok(status)
+}
+
+fn read(paths: &[PathBuf]) -> Result<Vec<Trace>, Failure> {
+    let is_stdin = |path: &Path| path.as_os_str() == "-";
+    if paths.iter().filter(|path| is_stdin(path)).count() > 1 {
+        return Err(Failure::Usage("standard input (-) can be read once only".to_owned()));
+    }
+    let read = |path: &PathBuf| {
+        if is_stdin(path) {
+            return Trace::read("-", std::io::stdin().lock());
+        }
+        Trace::open(path)
+    };
+    paths.iter().map(|path| read(path).map_err(Failure::from)).collect()
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress_bar(trace: &Trace) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix} {bar:30} {human_pos}/{human_len} events, {msg}");
+    let bar = ProgressBar::new(trace.events().len() as u64).with_prefix(short_name(trace.name()));
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// A path's last part, without what says how the file is written.
+pub(crate) fn short_name(name: &str) -> String {
+    let file = Path::new(name).file_name().map_or_else(|| name.into(), |file| file.to_string_lossy());
+    let file = file.strip_suffix(".gz").unwrap_or(&file);
+    file.strip_suffix(".csv").unwrap_or(file).to_owned()
+}
+
+/// What to say where requests failed.
+fn failure(replayed: &Replayed) -> Option<String> {
+    let first = replayed.report.first_failure.as_ref()?;
+    let event = &first.event;
+    let mut message = format!(
+        "{}: event {} (line {}, thread {}, pass {}): {} of {} bytes failed: {}",
+        replayed.trace.name(),
+        first.index,
+        event.line(),
+        replayed.trace.threads()[event.thread()],
+        first.pass,
+        event.action(),
+        event.size(),
+        first.error
+    );
+    match replayed.report.failed {
+        0 | 1 => {}
+        failed => message += &format!(" ({} requests failed in all)", format::count(failed)),
+    }
+    Some(message)
+}
+
+fn to_json(replayed: &Replayed, selected: &Selected) -> Value {
+    let Replayed { trace, report } = replayed;
+    let milliseconds = |time: Duration| time.as_nanos() as f64 / 1e6;
+    let tenths = |ns: f64| (ns * 10.0).round() / 10.0;
+    let calls =
+        |counts: &CallCounts| -> Value { counts.iter().map(|(name, count)| (name.to_owned(), count.into())).collect::<Map<_, _>>().into() };
+    json!({
+        "trace": trace.name(),
+        "device": selected.name,
+        "events": trace.events().len(),
+        "allocations": trace.allocations(),
+        "peak_live_bytes": trace.peak_live_bytes(),
+        "peak_reserved_bytes": report.peak_reserved_bytes,
+        "reserved_over_live": replayed.reserved_over_live(),
+        "cold_ns_per_event": tenths(report.cold_ns_per_event),
+        "warm_ns_per_event": report.warm_ns_per_event.map(tenths),
+        "driver_calls_cold": calls(&report.driver_calls_cold),
+        "driver_calls_warm": report.driver_calls_warm.as_ref().map(calls),
+        "driver_ms_cold": milliseconds(report.driver_time_cold),
+        "driver_ms_warm": report.driver_time_warm.map(milliseconds),
+        "failed": report.failed,
+        "first_failure": report.first_failure.as_ref().map(|failure| json!({
+            "event": failure.index,
+            "line": failure.event.line(),
+            "size": failure.event.size(),
+            "error": failure.error.to_string(),
+        })),
+        "recorded_failures": trace.recorded_failures(),
+        "recorded_failures_repeated": report.recorded_failures_repeated,
+        "passes": report.passes,
+        "modelled": report.modelled,
+    })
+}
+
+/// What a trace costs without a pool.
+pub(crate) struct Direct {
+    pub(crate) calls: CallCounts,
+    /// By the simulated device's model; `None` where the device could not hold it all.
+    pub(crate) time: Option<Duration>,
+}
+
+/// Has every allocation and free of a trace call `cuMemAlloc` and `cuMemFree` of a simulated device.
+pub(crate) fn without_a_pool(trace: &Trace) -> Direct {
+    let driver = Meter::new(SimDriver::h200());
+    let mut blocks = vec![None; trace.blocks()];
+    let mut complete = true;
+    for event in trace.events() {
+        // The driver has no blocks without bytes.
+        let Some(block) = event.block().filter(|_| event.size() > 0) else { continue };
+        match event.action() {
+            Action::Allocate => {
+                blocks[block] = driver.mem_alloc(DeviceId(0), MemoryKind::Device, event.size()).ok();
+                complete &= blocks[block].is_some();
+            }
+            Action::Free => {
+                if let Some(address) = blocks[block].take() {
+                    complete &= driver.mem_free(DeviceId(0), MemoryKind::Device, address).is_ok();
+                }
+            }
+            Action::Use | Action::AllocateFailure => {}
+        }
+    }
+    Direct { calls: driver.counts(), time: driver.modelled_ns().filter(|_| complete).map(Duration::from_nanos) }
+}
