@@ -37,7 +37,7 @@
 //! they for it; a wait for an event that is done already is no operation.
 //!
 //! # Concurrency
-//! One lock round everything. Hooks and host functions run without it. A call costs some 100 ns and is at most
+//! One lock round everything. Hooks and host functions run without it. A call takes well under a microsecond and is at most
 //! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued.
 //!
 //! # What it does not do
