@@ -157,7 +157,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let scale = 10u128.pow(fraction.len() as u32);
     let digits: u128 = fraction.parse().map_err(|_| malformed())?;
     let part = digits << shift;
-    if part % scale != 0 {
+    if !part.is_multiple_of(scale) {
         return Err(format!("size '{text}' is not a whole number of bytes"));
     }
     bytes.checked_add((part / scale) as u64).ok_or_else(too_large)

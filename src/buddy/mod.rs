@@ -6,7 +6,7 @@
 //! block  ── give ───► the run is free again, merged with its neighbours
 //! ```
 //!
-//! # Invariants, each in [`Buddy::check`]
+//! # Invariants, each in `Buddy::check`
 //! - B1 A grain is free only on a mapped page. Grains of pages that work is under way on are in nobody's reach: a window
 //!   leaves the tree whole before the lock drops.
 //! - B2 Free and taken grains on mapped pages add up to the mapped bytes.
@@ -15,7 +15,7 @@
 //! Everything here is guarded by the owner's lock, and nothing here calls the driver.
 //!
 //! # What it does not do
-//! It keeps no record of who took a run: that is in the [`directory`].
+//! It keeps no record of who took a run: that is in the directory.
 
 pub mod classic;
 mod directory;

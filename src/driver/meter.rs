@@ -340,3 +340,84 @@ impl fmt::Debug for CallCounts {
         f.debug_map().entries(self.iter()).finish()
     }
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::driver::sim::{SimConfig, SimDriver};
+    use crate::error::CuResult;
+    use crate::units::MIB;
+
+    const PAGE: u64 = 2 * MIB;
+    const DEVICE: DeviceId = DeviceId(0);
+
+    fn metered() -> (Arc<SimDriver>, Meter) {
+        let driver = SimDriver::new(SimConfig::default().capacity(64 * MIB).multi_unmap(true));
+        (Arc::clone(&driver), Meter::new(driver))
+    }
+
+    #[test]
+    fn a_handle_counts_until_it_is_both_released_and_unmapped() {
+        let (driver, meter) = metered();
+        let at = meter.mem_address_reserve(4 * PAGE, 0).unwrap();
+        let handle = meter.mem_create(PAGE, &HandleProperties::on(DEVICE)).unwrap();
+        meter.mem_map(at, PAGE, 0, handle).unwrap();
+        meter.mem_map(at.offset(PAGE), PAGE, 0, handle).unwrap();
+        meter.mem_release(handle).unwrap();
+        // The released value may name new memory, which has nothing to do with the old.
+        let next = meter.mem_create(2 * PAGE, &HandleProperties::on(DEVICE)).unwrap();
+        assert_eq!(meter.reserved_bytes(), 3 * PAGE);
+        meter.mem_unmap(at, PAGE).unwrap();
+        assert_eq!(meter.reserved_bytes(), 3 * PAGE);
+        meter.mem_unmap(at, 2 * PAGE).unwrap();
+        assert_eq!(meter.reserved_bytes(), 2 * PAGE);
+        meter.mem_release(next).unwrap();
+        assert_eq!((meter.reserved_bytes(), meter.peak_reserved_bytes()), (0, 3 * PAGE));
+        assert_eq!(driver.held_bytes(DEVICE), 0);
+        meter.reset_peak();
+        assert_eq!(meter.peak_reserved_bytes(), 0);
+    }
+
+    #[test]
+    fn what_the_driver_refuses_changes_no_count_of_memory() {
+        let (driver, meter) = metered();
+        let code = CuResult::ERROR_UNKNOWN;
+        let at = meter.mem_address_reserve(PAGE, 0).unwrap();
+        let handle = meter.mem_create(PAGE, &HandleProperties::on(DEVICE)).unwrap();
+        meter.mem_map(at, PAGE, 0, handle).unwrap();
+        let plain = meter.mem_alloc(DEVICE, MemoryKind::Pinned, 100).unwrap();
+        for call in [Call::MemCreate, Call::MemRelease, Call::MemMap, Call::MemUnmap, Call::MemAlloc, Call::MemFreeHost] {
+            driver.fail(call, 0, code);
+        }
+        assert_eq!(meter.mem_create(PAGE, &HandleProperties::on(DEVICE)), Err(code));
+        assert_eq!(meter.mem_map(at, PAGE, 0, handle), Err(code));
+        assert_eq!(meter.mem_unmap(at, PAGE), Err(code));
+        assert_eq!(meter.mem_release(handle), Err(code));
+        assert_eq!(meter.mem_alloc(DEVICE, MemoryKind::Device, 1), Err(code));
+        assert_eq!(meter.mem_free(DEVICE, MemoryKind::Pinned, plain), Err(code));
+        assert_eq!(meter.reserved_bytes(), PAGE + 100);
+        meter.mem_free(DEVICE, MemoryKind::Pinned, plain).unwrap();
+        meter.mem_release(handle).unwrap();
+        assert_eq!(meter.reserved_bytes(), PAGE);
+        meter.mem_unmap(at, PAGE).unwrap();
+        assert_eq!(meter.reserved_bytes(), 0);
+    }
+
+    #[test]
+    fn counts_go_by_name_and_synchronization_is_one_entry() {
+        let (_, meter) = metered();
+        let event = meter.event_create(DEVICE).unwrap();
+        meter.event_record(DEVICE, event, StreamHandle::LEGACY).unwrap();
+        let before = meter.counts();
+        meter.event_destroy(event).unwrap();
+        meter.context_synchronize(DEVICE).unwrap();
+        meter.memory_info(DEVICE).unwrap();
+        assert!(meter.mem_alloc(DEVICE, MemoryKind::Managed, 0).is_err());
+        let since = meter.counts().since(&before);
+        let named: Vec<_> = since.iter().collect();
+        assert_eq!(named, [("cuMemGetInfo", 1), ("cuMemAllocManaged", 1), ("sync", 2)]);
+        assert_eq!((since.get(Call::EventDestroy), since.total(), since.memory_calls()), (1, 4, 1));
+        assert_eq!(meter.counts().total(), 6);
+        assert_eq!(CallCounts::default().iter().count(), 0);
+    }
+}

@@ -18,6 +18,8 @@
 //!   in the call.
 
 mod call;
+#[cfg(feature = "testing")]
+pub mod conformance;
 mod device;
 mod meter;
 mod types;

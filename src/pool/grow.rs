@@ -427,6 +427,6 @@ impl Shared {
 
 /// The addresses that are sure to hold a run of a shape, in bytes: whole pages, and room to align it.
 fn address_bytes(shape: Shape, page_bytes: u64) -> u64 {
-    let slack = if shape.alignment > page_bytes { shape.alignment - page_bytes } else { 0 };
+    let slack = shape.alignment.saturating_sub(page_bytes);
     (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(page_bytes) + slack
 }

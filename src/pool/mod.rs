@@ -113,7 +113,6 @@ const _: () = {
 
 impl Pool {
     /// Options for a new pool.
-    #[must_use]
     pub fn builder() -> PoolBuilder {
         PoolBuilder::default()
     }

@@ -54,7 +54,7 @@ impl Class {
             return (index + 1) * MIN_ALIGNMENT;
         }
         let (doubling, step) = ((index - 4) / 4, (index - 4) % 4 + 1);
-        (((4 + step) << doubling) * MIN_ALIGNMENT) as u64
+        ((4 + step) << doubling) * MIN_ALIGNMENT
     }
 
     /// Bytes in a slab: a power of two.

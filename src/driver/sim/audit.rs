@@ -91,7 +91,7 @@ impl SimDriver {
     pub fn is_writable(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> bool {
         let state = self.state.lock();
         let touch = super::memory::Touch::write(address, bytes);
-        state.device(device).is_ok_and(|index| state.touchable(index, touch, false).is_ok())
+        state.device(device).is_ok_and(|index| state.touchable(index, touch, false))
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// Where plain allocations lie: the uppermost TiB below 2^47.
 pub(super) const PLAIN_START: u64 = 0x7f00_0000_0000;
-const PLAIN_BYTES: u64 = 0xff_ffff_0000;
+pub(super) const PLAIN_BYTES: u64 = 0xff_ffff_0000;
 
 /// One device's memory and context.
 #[derive(Debug, Default)]
@@ -42,8 +42,8 @@ pub(super) struct PlainAllocation {
 }
 
 impl Plain {
-    pub(super) fn new() -> Self {
-        Self { space: Space::new(PLAIN_START, PLAIN_BYTES), allocations: BTreeMap::new(), address_bytes: 0, host_bytes: 0 }
+    pub(super) fn new((start, bytes): (u64, u64)) -> Self {
+        Self { space: Space::new(start, bytes), allocations: BTreeMap::new(), address_bytes: 0, host_bytes: 0 }
     }
 }
 
@@ -67,15 +67,6 @@ impl Touch {
     pub(super) fn overlaps(self, start: u64, bytes: u64) -> bool {
         self.start < start.saturating_add(bytes) && start < self.start.saturating_add(self.bytes)
     }
-}
-
-/// Why a range cannot be touched.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Untouchable {
-    /// Some of it is no memory at all.
-    NoMemory,
-    /// All of it is memory, but the device may not use it so.
-    NoAccess,
 }
 
 impl State {
@@ -116,6 +107,9 @@ impl State {
 
     pub(super) fn mem_alloc(&mut self, device: DeviceId, kind: MemoryKind, bytes: u64) -> DriverResult<(DevicePtr, u64)> {
         let device = self.device(device)?;
+        if bytes == 0 && kind == MemoryKind::Pinned {
+            return Ok((DevicePtr::NULL, 0));
+        }
         if bytes == 0 {
             return Err(CuResult::ERROR_INVALID_VALUE);
         }
@@ -144,6 +138,11 @@ impl State {
             self.uncharge(device, kind, bytes);
             return Err(CuResult::ERROR_OUT_OF_MEMORY);
         };
+        if self.backing.as_mut().is_some_and(|backing| !backing.plain_alloc(address, bytes)) {
+            self.plain.space.give(address, span_bytes);
+            self.uncharge(device, kind, bytes);
+            return Err(CuResult::ERROR_OUT_OF_MEMORY);
+        }
         self.plain.address_bytes += span_bytes;
         self.plain.allocations.insert(address, PlainAllocation { bytes, span_bytes, kind, device });
         let ns = cost::of(if kind == MemoryKind::Pinned { cost::MEM_ALLOC_HOST } else { cost::MEM_ALLOC }, bytes);
@@ -169,36 +168,43 @@ impl State {
         self.plain.allocations.remove(&address.address());
         self.uncharge(device, kind, bytes);
         self.plain.address_bytes -= span_bytes;
+        if let Some(backing) = &mut self.backing {
+            backing.plain_free(address.address());
+        }
         if self.config.reuse_addresses {
             self.plain.space.give(address.address(), span_bytes);
         }
         Ok(cost::of(if kind == MemoryKind::Pinned { cost::MEM_FREE_HOST } else { cost::MEM_FREE }, bytes))
     }
 
+    /// Whether an address is memory of any kind.
+    pub(super) fn is_memory(&self, address: u64) -> bool {
+        let plain = self.plain.allocations.range(..=address).next_back();
+        plain.is_some_and(|(&start, plain)| address < start + plain.bytes) || self.vmm.mapping_at(address).is_some()
+    }
+
     /// Whether work of `device` may touch a range. A copy may reach a plain allocation of any device (the driver stages
     /// it where it must); a kernel only those of its own and of the host.
-    pub(super) fn touchable(&self, device: usize, touch: Touch, is_copy: bool) -> Result<(), Untouchable> {
-        let end = touch.start.checked_add(touch.bytes).ok_or(Untouchable::NoMemory)?;
+    pub(super) fn touchable(&self, device: usize, touch: Touch, is_copy: bool) -> bool {
+        let Some(end) = touch.start.checked_add(touch.bytes) else { return false };
         if touch.bytes == 0 {
-            return Ok(());
+            return true;
         }
-        if let Some((&start, plain)) = self.plain.allocations.range(..=touch.start).next_back() {
-            if touch.start < start + plain.bytes {
-                return match () {
-                    () if end > start + plain.bytes => Err(Untouchable::NoMemory),
-                    () if plain.kind == MemoryKind::Device && plain.device != device && !is_copy => Err(Untouchable::NoAccess),
-                    () => Ok(()),
-                };
-            }
+        if let Some((&start, plain)) = self.plain.allocations.range(..=touch.start).next_back()
+            && touch.start < start + plain.bytes
+        {
+            let reachable = plain.kind != MemoryKind::Device || plain.device == device || is_copy;
+            return reachable && end <= start + plain.bytes;
         }
         let mut at = touch.start;
-        let mut allowed = true;
         while at < end {
-            let (start, mapping) = self.vmm.mapping_at(at).ok_or(Untouchable::NoMemory)?;
+            let Some((start, mapping)) = self.vmm.mapping_at(at) else { return false };
             let mask = if touch.writes { mapping.writable } else { mapping.readable };
-            allowed &= mask & (1 << device) != 0;
+            if mask & (1 << device) == 0 {
+                return false;
+            }
             at = start + mapping.bytes;
         }
-        if allowed { Ok(()) } else { Err(Untouchable::NoAccess) }
+        true
     }
 }

@@ -4,17 +4,48 @@
 //! no memory stands behind the addresses, so traces of any size run; where bytes matter a machine is
 //! [backed](SimConfig::backed).
 //!
+//! # Whose rules
+//! The codes, and what is allowed at all, are those seen on an H200 with driver 580 (CUDA 13.0), by provoking each; the
+//! [conformance suite](super::conformance) holds them. Where a driver is more lenient than [`Driver`] lets its callers
+//! be, the simulation is strict: it refuses an unmap of several mappings, of holes or of nothing (but for
+//! [`SimConfig::multi_unmap`]), a mapping that reaches past the end of its reservation, plain memory freed as another
+//! kind or through another device, and a stream named together with a device that is not its own. It counts a plain
+//! allocation at the size asked for; the driver takes 2 MiB at a time.
+//!
+//! A broken context refuses everything but virtual memory management, which belongs to no context, and questions about
+//! the machine.
+//!
 //! # Where the hardware's behaviour is undefined
-//! The simulation ends the test with a panic that says what was done: memory is unmapped while queued work touches it.
+//! The simulation ends the test with a panic that says what was done. These are: memory unmapped, or freed by another
+//! device, while queued work touches it; a call with a stream, event or handle of physical memory that is not live (the
+//! driver crashes; releasing a handle twice it happened to refuse); and an asynchronous copy from or to an address where
+//! nothing is (it takes it for an address of the host, and crashes). A *kernel* that touches what it may not breaks its
+//! context, as on a GPU.
+//!
+//! # Backed machines
+//! [`SimConfig::backed`] puts memory behind the addresses: copies, fills and the [built-in kernels](BUILTIN_MODULE)
+//! work, bytes move with the handle that they are in, and addresses are real ones of this process. Fresh memory is zero.
+//! At most 16,000 handles are mapped at a time, and at most 8 times the memory is reserved; beyond that memory is out.
+//! On other machines copies, fills and kernels are checked and move nothing, and copying to the host is
+//! [not supported](CuResult::ERROR_NOT_SUPPORTED).
+//!
+//! # Streams
+//! Work is done within the call that queues it, unless its stream is [stalled](SimDriver::stall) or it waits for one
+//! that is. A host call that waits for such work blocks until another thread lets it go on. Freeing plain memory, and
+//! loading or unloading a module, wait for everything queued in the context, as was seen; mapping, unmapping and
+//! allocating do not. An operation on the legacy stream, the record of an event too, waits for the blocking streams and
+//! they for it; a wait for an event that is done already is no operation.
 //!
 //! # Concurrency
-//! One lock round everything. Hooks and host functions run without it. A call costs some 100 ns and no call is linear in
-//! what is alive, but for calls that span many mappings.
+//! One lock round everything. Hooks and host functions run without it. A call costs some 100 ns and is at most
+//! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued.
 //!
 //! # What it does not do
-//! Streams run at once or not at all ([`SimDriver::stall`]): there is no schedule and no time. Nothing is captured.
+//! Streams run at once or not at all: there is no schedule and no time. Nothing is captured.
 
 mod audit;
+#[allow(unsafe_code)] // Memory mappings of the host stand behind a backed device.
+mod backing;
 mod config;
 mod cost;
 mod faults;
@@ -33,7 +64,7 @@ use super::{
     HandleProperties, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
 };
 use crate::error::CuResult;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceId, DevicePtr};
 use faults::{Faults, Outcome};
 use std::collections::HashMap;
@@ -58,8 +89,17 @@ struct State {
     vmm: vmm::Vmm,
     queues: streams::Queues,
     modules: kernels::Modules,
+    /// The memory of a backed machine.
+    backing: Option<backing::Backing>,
     /// Capture modes of threads that are not in the default one.
     capture_modes: HashMap<ThreadId, CaptureMode>,
+}
+
+/// Ends the test: on a GPU anything may happen here, and some of it was seen to end the process.
+#[cold]
+#[inline(never)]
+fn undefined(what: fmt::Arguments<'_>) -> ! {
+    panic!("undefined behaviour: {what}");
 }
 
 impl SimDriver {
@@ -67,20 +107,27 @@ impl SimDriver {
     ///
     /// # Panics
     /// When the configuration makes no sense: more than [`MAX_DEVICES`] devices, or a granularity that is not a power
-    /// of two of at least 4 KiB.
+    /// of two of at least 4 KiB (64 KiB for a backed machine), or where the host has no memory files or addresses for a
+    /// backed machine.
     #[must_use]
     pub fn new(config: SimConfig) -> Arc<Self> {
         assert!(config.devices.len() <= MAX_DEVICES, "at most {MAX_DEVICES} simulated devices");
         for device in &config.devices {
             let granularity = device.granularity.minimum_bytes;
-            assert!(granularity.is_power_of_two() && granularity >= 4096, "granularity {granularity} of a simulated device");
+            let least = if config.backed { 64 << 10 } else { 4096 };
+            assert!(granularity.is_power_of_two() && granularity >= least, "granularity {granularity} of a simulated device");
         }
+        let capacities: Vec<u64> = config.devices.iter().map(|device| device.properties.total_bytes).collect();
+        let backing =
+            config.backed.then(|| backing::Backing::new(&capacities).expect("memory files and addresses for a backed simulated machine"));
+        let plain = backing.as_ref().map_or((memory::PLAIN_START, memory::PLAIN_BYTES), backing::Backing::plain_region);
         let state = State {
             devices: config.devices.iter().map(|_| memory::Device::default()).collect(),
-            plain: memory::Plain::new(),
+            plain: memory::Plain::new(plain),
             vmm: vmm::Vmm::new(config.reuse_handles),
             queues: streams::Queues::new(config.devices.len(), config.reuse_handles),
             modules: kernels::Modules::new(config.reuse_handles),
+            backing,
             capture_modes: HashMap::new(),
             config,
         };
@@ -158,6 +205,13 @@ impl SimDriver {
         Ok(value)
     }
 
+    /// The state once everything queued in a device's context is done.
+    fn synchronized(&self, device: DeviceId) -> DriverResult<MutexGuard<'_, State>> {
+        let state = self.state.lock();
+        let index = state.device(device)?;
+        self.wait_context(state, index)
+    }
+
     /// A call of streams and events, at a fixed price.
     fn fixed<T>(&self, call: Call, ns: u64, work: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
         self.enter(call)?;
@@ -212,6 +266,9 @@ impl Driver for SimDriver {
     fn mem_free(&self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<()> {
         self.enter(Call::frees(kind))?;
         let state = self.state.lock();
+        if address.is_null() {
+            return state.device(device).map(drop);
+        }
         let bytes = state.freeable(device, kind, address)?.bytes;
         // The driver waits for the context's work. What another device's context has queued it does not know of.
         let mut state = self.wait_context(state, device.0 as usize)?;
@@ -319,11 +376,7 @@ impl Driver for SimDriver {
     }
 
     fn context_synchronize(&self, device: DeviceId) -> DriverResult<()> {
-        self.fixed(Call::ContextSynchronize, cost::OTHER_SYNC, || {
-            let state = self.state.lock();
-            let index = state.device(device)?;
-            self.wait_context(state, index).map(drop)
-        })
+        self.fixed(Call::ContextSynchronize, cost::OTHER_SYNC, || self.synchronized(device).map(drop))
     }
 
     fn memcpy_async(
@@ -354,11 +407,11 @@ impl Driver for SimDriver {
     }
 
     fn module_load(&self, device: DeviceId, image: &[u8]) -> DriverResult<ModuleHandle> {
-        self.fixed(Call::ModuleLoad, 0, || self.state.lock().module_load(device, image))
+        self.fixed(Call::ModuleLoad, 0, || self.synchronized(device)?.module_load(device, image))
     }
 
     fn module_unload(&self, device: DeviceId, module: ModuleHandle) -> DriverResult<()> {
-        self.fixed(Call::ModuleUnload, 0, || self.state.lock().module_unload(device, module))
+        self.fixed(Call::ModuleUnload, 0, || self.synchronized(device)?.module_unload(device, module))
     }
 
     fn module_function(&self, module: ModuleHandle, name: &str) -> DriverResult<FunctionHandle> {

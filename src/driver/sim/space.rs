@@ -96,6 +96,11 @@ impl<T> Table<T> {
         distance.is_multiple_of(STEP).then(|| usize::try_from(distance / STEP).ok())?
     }
 
+    /// Whether the value was ever handed out.
+    pub(super) fn was_issued(&self, value: u64) -> bool {
+        self.index(value).is_some_and(|index| index < self.entries.len())
+    }
+
     pub(super) fn get(&self, value: u64) -> Option<&T> {
         self.entries.get(self.index(value)?)?.as_ref()
     }

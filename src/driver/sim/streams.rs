@@ -9,9 +9,9 @@
 //! Where nothing is stalled, an operation completes inside the call that queues it.
 
 use super::kernels::KernelCall;
-use super::memory::{Touch, Untouchable};
+use super::memory::Touch;
 use super::space::Table;
-use super::{SimDriver, State};
+use super::{SimDriver, State, undefined};
 use crate::driver::{DriverResult, EventHandle, StreamFlags, StreamHandle};
 use crate::error::CuResult;
 use crate::sync::{MutexGuard, thread_local};
@@ -210,7 +210,8 @@ impl Queues {
 
     /// What must be reached for a stream to be idle. The legacy stream is idle when the blocking streams are, too.
     fn idle_points(&self, key: StreamKey) -> Vec<Point> {
-        let mut points = self.barrier(key);
+        let is_legacy = self.streams.get(&key).is_some_and(|stream| stream.kind == Kind::Legacy);
+        let mut points = if is_legacy { self.barrier(key) } else { Vec::new() };
         let last = self.last(key);
         if !self.reached(last) {
             points.push(last);
@@ -265,14 +266,21 @@ impl State {
                 Ok(key)
             }
             StreamHandle(value) => {
-                let &key = queues.handles.get(value).ok_or(CuResult::ERROR_INVALID_HANDLE)?;
+                let Some(&key) = queues.handles.get(value) else {
+                    undefined(format_args!("a call with {handle:?}, which is not live"));
+                };
                 if queues.streams[&key].device == device { Ok(key) } else { Err(CuResult::ERROR_INVALID_HANDLE) }
             }
         }
     }
 
     fn event(&self, event: EventHandle) -> DriverResult<Event> {
-        let event = *self.queues.events.get(event.0).ok_or(CuResult::ERROR_INVALID_HANDLE)?;
+        if event.0 == 0 {
+            return Err(CuResult::ERROR_INVALID_HANDLE);
+        }
+        let Some(&event) = self.queues.events.get(event.0) else {
+            undefined(format_args!("a call with {event:?}, which is not live"));
+        };
         self.sound(event.device)?;
         Ok(event)
     }
@@ -284,7 +292,12 @@ impl State {
     }
 
     pub(super) fn stream_destroy(&mut self, handle: StreamHandle) -> DriverResult<()> {
-        let &key = self.queues.handles.get(handle.0).ok_or(CuResult::ERROR_INVALID_HANDLE)?;
+        if handle.is_default() {
+            return Err(CuResult::ERROR_INVALID_HANDLE);
+        }
+        let Some(&key) = self.queues.handles.get(handle.0) else {
+            undefined(format_args!("cuStreamDestroy of {handle:?}, which is not live"));
+        };
         self.sound(self.queues.streams[&key].device)?;
         self.queues.handles.remove(handle.0);
         self.queues.stream_mut(key).alive = false;
@@ -323,14 +336,15 @@ impl State {
             let stream = &self.queues.streams[key];
             for operation in &stream.queue {
                 for touch in operation.work.touches().into_iter().flatten() {
-                    assert!(
-                        !touch.overlaps(start, bytes),
-                        "undefined behaviour: {call} of {bytes} bytes at {start:#x} while {} queued on stream {key} of device {} touches {} bytes at {:#x}",
-                        operation.work.name(),
-                        stream.device,
-                        touch.bytes,
-                        touch.start,
-                    );
+                    if touch.overlaps(start, bytes) {
+                        undefined(format_args!(
+                            "{call} of {bytes} bytes at {start:#x} while {} queued on stream {key} of device {} touches {} bytes at {:#x}",
+                            operation.work.name(),
+                            stream.device,
+                            touch.bytes,
+                            touch.start,
+                        ));
+                    }
                 }
             }
         }
@@ -341,9 +355,17 @@ impl State {
         if self.devices[device].sticky.is_some() {
             return;
         }
-        let allowed = work.touches().into_iter().flatten().all(|touch| self.touchable(device, touch, work.is_copy()).is_ok());
+        let allowed = work.touches().into_iter().flatten().all(|touch| self.touchable(device, touch, work.is_copy()));
         if !allowed {
             self.devices[device].sticky = Some(CuResult::ERROR_ILLEGAL_ADDRESS);
+            return;
+        }
+        let Some(backing) = &mut self.backing else { return };
+        match work {
+            Work::Marker | Work::Host(_) => {}
+            Work::Copy { destination, source, bytes } => backing.copy(destination.address(), source.address(), *bytes),
+            Work::Fill { address, value, bytes } => backing.fill(address.address(), *value, *bytes),
+            Work::Kernel(call) => call.run(backing),
         }
     }
 }
@@ -432,8 +454,10 @@ impl SimDriver {
     pub(super) fn wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
         let mut state = self.state.lock();
         let key = state.stream(device, stream)?;
-        let after = state.event(event)?.record.into_iter().collect();
-        drop(self.submit(state, key, after, Work::Marker));
+        // Waiting for what is done is nothing, on the legacy stream too: it makes no barrier.
+        if let Some(point) = state.event(event)?.record.filter(|&point| !state.queues.reached(point)) {
+            drop(self.submit(state, key, vec![point], Work::Marker));
+        }
         Ok(())
     }
 
@@ -466,9 +490,17 @@ impl SimDriver {
         let key = state.stream(device, stream)?;
         let index = device.0 as usize;
         if work.is_copy() {
-            // The driver looks up the addresses of a copy or a fill before it queues it.
+            // The driver looks up the addresses of a copy or a fill before it queues it. What it does not know it takes
+            // for memory of the host.
             for touch in work.touches().into_iter().flatten() {
-                if state.touchable(index, touch, true) == Err(Untouchable::NoMemory) {
+                if touch.bytes == 0 {
+                    return Ok(());
+                }
+                let unknown = matches!(work, Work::Copy { .. }) && !state.is_memory(touch.start);
+                if unknown {
+                    undefined(format_args!("{} of {} bytes at {:#x}, where nothing is", work.name(), touch.bytes, touch.start));
+                }
+                if !state.touchable(index, touch, true) {
                     return Err(CuResult::ERROR_INVALID_VALUE);
                 }
             }
@@ -512,14 +544,20 @@ impl SimDriver {
     /// A copy from the host: it waits for what is queued before it on the legacy stream.
     pub(super) fn copy_in(&self, device: DeviceId, destination: DevicePtr, source: &[u8]) -> DriverResult<()> {
         let touch = Touch::write(destination, source.len() as u64);
-        self.copy_now(device, touch).map(drop)
+        let mut state = self.copy_now(device, touch)?;
+        if let Some(backing) = &mut state.backing {
+            backing.write(destination.address(), source);
+        }
+        Ok(())
     }
 
     /// A copy to the host, likewise.
     pub(super) fn copy_out(&self, device: DeviceId, destination: &mut [u8], source: DevicePtr) -> DriverResult<()> {
         let touch = Touch::read(source, destination.len() as u64);
-        drop(self.copy_now(device, touch)?);
-        Err(CuResult::ERROR_NOT_SUPPORTED)
+        let mut state = self.copy_now(device, touch)?;
+        let backing = state.backing.as_mut().ok_or(CuResult::ERROR_NOT_SUPPORTED)?;
+        backing.read(destination, source.address());
+        Ok(())
     }
 
     fn copy_now(&self, device: DeviceId, touch: Touch) -> DriverResult<MutexGuard<'_, State>> {
@@ -528,7 +566,6 @@ impl SimDriver {
         let points = state.queues.idle_points(key);
         let index = device.0 as usize;
         let state = self.wait(state, index, &points)?;
-        state.touchable(index, touch, true).map_err(|_| CuResult::ERROR_INVALID_VALUE)?;
-        Ok(state)
+        if state.touchable(index, touch, true) { Ok(state) } else { Err(CuResult::ERROR_INVALID_VALUE) }
     }
 }

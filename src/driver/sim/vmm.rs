@@ -1,7 +1,7 @@
 //! Address ranges, physical handles and mappings.
 
 use super::space::{Space, Table};
-use super::{State, cost};
+use super::{State, cost, undefined};
 use crate::driver::{AccessDescriptor, AccessFlags, DriverResult, Granularity, HandleProperties, PhysicalHandle};
 use crate::error::CuResult;
 use crate::units::DevicePtr;
@@ -30,6 +30,8 @@ pub(super) struct Physical {
     pub(super) device: usize,
     mappings: u64,
     pub(super) released: bool,
+    /// Where it lies in the memory file of a backed device.
+    offset: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,12 +80,23 @@ impl Vmm {
         if at == end && !starts.is_empty() { Ok(starts) } else { Err(CuResult::ERROR_INVALID_VALUE) }
     }
 
-    /// Drops physical memory that has neither handle nor mapping; gives its bytes and device.
-    fn drop_unused(&mut self, handle: u64) -> Option<(u64, usize)> {
+    /// The mappings in a range, which may have holes, but whose ends lie in no mapping and which lies in one reservation.
+    fn uncut_mappings(&self, start: u64, bytes: u64) -> DriverResult<Vec<u64>> {
+        let end = start.checked_add(bytes).ok_or(CuResult::ERROR_INVALID_VALUE)?;
+        let reservation = self.reservations.range(..=start).next_back();
+        let inside = reservation.is_some_and(|(&from, &length)| end <= from + length);
+        let cut = |at: u64| self.mapping_at(at).is_some_and(|(from, _)| from < at);
+        if !inside || cut(start) || cut(end) {
+            return Err(CuResult::ERROR_INVALID_VALUE);
+        }
+        Ok(self.mappings.range(start..end).map(|(&at, _)| at).collect())
+    }
+
+    /// Takes out physical memory that has neither handle nor mapping.
+    fn take_unused(&mut self, handle: u64) -> Option<Physical> {
         self.handles.get(handle).filter(|physical| physical.released && physical.mappings == 0)?;
-        let physical = self.handles.remove(handle)?;
         self.physical_count -= 1;
-        Some((physical.bytes, physical.device))
+        self.handles.remove(handle)
     }
 }
 
@@ -95,7 +108,7 @@ impl State {
     }
 
     pub(super) fn mem_granularity(&self, properties: &HandleProperties) -> DriverResult<Granularity> {
-        let device = &self.config.devices[self.device(properties.device)?];
+        let device = self.config.devices.get(properties.device.0 as usize).ok_or(CuResult::ERROR_INVALID_DEVICE)?;
         if device.properties.virtual_memory_management { Ok(device.granularity) } else { Err(CuResult::ERROR_NOT_SUPPORTED) }
     }
 
@@ -107,7 +120,12 @@ impl State {
         if !self.addresses_left(bytes) {
             return Err(CuResult::ERROR_OUT_OF_MEMORY);
         }
-        let start = self.vmm.space.take(bytes, alignment.max(granularity), 0).ok_or(CuResult::ERROR_OUT_OF_MEMORY)?;
+        let alignment = alignment.max(granularity);
+        let start = match &mut self.backing {
+            Some(backing) => backing.reserve(bytes, alignment),
+            None => self.vmm.space.take(bytes, alignment, 0),
+        };
+        let start = start.ok_or(CuResult::ERROR_OUT_OF_MEMORY)?;
         self.vmm.reservations.insert(start, bytes);
         self.vmm.reserved_bytes += bytes;
         Ok((DevicePtr::new(start), cost::of(cost::MEM_ADDRESS_RESERVE, bytes)))
@@ -121,8 +139,10 @@ impl State {
         }
         self.vmm.reservations.remove(&start);
         self.vmm.reserved_bytes -= bytes;
-        if self.config.reuse_addresses {
-            self.vmm.space.give(start, bytes);
+        match &mut self.backing {
+            Some(backing) => backing.unreserve(start),
+            None if self.config.reuse_addresses => self.vmm.space.give(start, bytes),
+            None => {}
         }
         Ok(cost::of(cost::MEM_ADDRESS_FREE, bytes))
     }
@@ -137,44 +157,56 @@ impl State {
             return Err(CuResult::ERROR_OUT_OF_MEMORY);
         }
         self.charge(device, bytes)?;
+        let Some(offset) = self.backing.as_mut().map_or(Some(0), |backing| backing.create(device, bytes)) else {
+            self.discharge(device, bytes);
+            return Err(CuResult::ERROR_OUT_OF_MEMORY);
+        };
         self.vmm.physical_count += 1;
-        let handle = self.vmm.handles.insert(Physical { bytes, device, mappings: 0, released: false });
+        let handle = self.vmm.handles.insert(Physical { bytes, device, mappings: 0, released: false, offset });
         Ok((PhysicalHandle(handle), cost::of(cost::MEM_CREATE, bytes)))
     }
 
-    fn live_handle(&self, handle: PhysicalHandle) -> DriverResult<&Physical> {
-        let physical = self.vmm.handles.get(handle.0).filter(|physical| !physical.released).ok_or(CuResult::ERROR_INVALID_VALUE)?;
-        self.sound(physical.device)?;
-        Ok(physical)
-    }
-
     pub(super) fn mem_release(&mut self, handle: PhysicalHandle) -> DriverResult<u64> {
-        let bytes = self.live_handle(handle)?.bytes;
-        if let Some(physical) = self.vmm.handles.get_mut(handle.0) {
-            physical.released = true;
+        if handle.0 != 0 && !self.vmm.handles.was_issued(handle.0) {
+            undefined(format_args!("cuMemRelease of {handle:?}, which cuMemCreate never returned"));
         }
+        let physical = self.vmm.handles.get_mut(handle.0).filter(|physical| !physical.released);
+        let physical = physical.ok_or(CuResult::ERROR_INVALID_VALUE)?;
+        physical.released = true;
+        let bytes = physical.bytes;
         self.give_back_if_unused(handle.0);
         Ok(cost::of(cost::MEM_RELEASE, bytes))
     }
 
     fn give_back_if_unused(&mut self, handle: u64) {
-        if let Some((bytes, device)) = self.vmm.drop_unused(handle) {
+        if let Some(Physical { bytes, device, offset, .. }) = self.vmm.take_unused(handle) {
             self.discharge(device, bytes);
+            if let Some(backing) = &mut self.backing {
+                backing.destroy(device, offset, bytes);
+            }
         }
     }
 
     pub(super) fn mem_map(&mut self, address: DevicePtr, bytes: u64, offset: u64, handle: PhysicalHandle) -> DriverResult<u64> {
         let granularity = self.address_granularity()?;
-        let physical = self.live_handle(handle)?;
-        if offset != 0 {
+        if handle.0 == 0 || bytes == 0 {
+            return Err(CuResult::ERROR_INVALID_VALUE);
+        }
+        let Some(physical) = self.vmm.handles.get(handle.0).filter(|physical| !physical.released) else {
+            undefined(format_args!("cuMemMap of {handle:?}, which is not live"));
+        };
+        if offset != 0 || bytes != physical.bytes {
             return Err(CuResult::ERROR_NOT_SUPPORTED);
         }
         let start = address.address();
         let end = start.checked_add(bytes).ok_or(CuResult::ERROR_INVALID_VALUE)?;
         let reservation = self.vmm.reservations.range(..=start).next_back();
         let inside = reservation.is_some_and(|(&from, &length)| end <= from + length);
-        if bytes != physical.bytes || !start.is_multiple_of(granularity) || !inside || self.vmm.any_mapped(start, bytes) {
+        if !start.is_multiple_of(granularity) || !inside || self.vmm.any_mapped(start, bytes) {
             return Err(CuResult::ERROR_INVALID_VALUE);
+        }
+        if self.backing.as_mut().is_some_and(|backing| !backing.map(start, bytes, physical.device, physical.offset)) {
+            return Err(CuResult::ERROR_OUT_OF_MEMORY);
         }
         self.vmm.mappings.insert(start, Mapping { bytes, handle: handle.0, readable: 0, writable: 0 });
         if let Some(physical) = self.vmm.handles.get_mut(handle.0) {
@@ -184,16 +216,24 @@ impl State {
     }
 
     pub(super) fn mem_unmap(&mut self, address: DevicePtr, bytes: u64) -> DriverResult<u64> {
-        self.address_granularity()?;
-        let starts = self.vmm.whole_mappings(address.address(), bytes)?;
+        let granularity = self.address_granularity()?;
+        let start = address.address();
+        if bytes == 0 || !bytes.is_multiple_of(granularity) || !start.is_multiple_of(granularity) {
+            return Err(CuResult::ERROR_INVALID_VALUE);
+        }
+        let starts =
+            if self.config.multi_unmap { self.vmm.uncut_mappings(start, bytes)? } else { self.vmm.whole_mappings(start, bytes)? };
         if starts.len() > 1 && !self.config.multi_unmap {
             return Err(CuResult::ERROR_INVALID_VALUE);
         }
-        self.devices_of(&starts)?;
-        self.refuse_in_use("cuMemUnmap", address.address(), bytes);
+        self.refuse_in_use("cuMemUnmap", start, bytes);
         let mut ns = 0;
         for start in starts {
             let Some(mapping) = self.vmm.mappings.remove(&start) else { continue };
+            if self.backing.as_mut().is_some_and(|backing| !backing.unmap(start, mapping.bytes)) {
+                self.vmm.mappings.insert(start, mapping);
+                return Err(CuResult::ERROR_OPERATING_SYSTEM);
+            }
             ns += cost::of(cost::MEM_UNMAP, mapping.bytes);
             if let Some(physical) = self.vmm.handles.get_mut(mapping.handle) {
                 physical.mappings -= 1;
@@ -203,25 +243,17 @@ impl State {
         Ok(ns)
     }
 
-    /// Whether the contexts that mappings belong to are sound.
-    fn devices_of(&self, starts: &[u64]) -> DriverResult<()> {
-        for start in starts {
-            if let Some(physical) = self.vmm.mappings.get(start).and_then(|mapping| self.vmm.handles.get(mapping.handle)) {
-                self.sound(physical.device)?;
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn mem_set_access(&mut self, address: DevicePtr, bytes: u64, access: &[AccessDescriptor]) -> DriverResult<u64> {
         self.address_granularity()?;
         if access.is_empty() {
             return Err(CuResult::ERROR_INVALID_VALUE);
         }
         let starts = self.vmm.whole_mappings(address.address(), bytes)?;
-        self.devices_of(&starts)?;
         for descriptor in access {
-            let user = self.device(descriptor.device)?;
+            let user = descriptor.device.0 as usize;
+            if user >= self.devices.len() {
+                return Err(CuResult::ERROR_INVALID_VALUE);
+            }
             let reachable = |start: &u64| {
                 let owner = self.vmm.mappings.get(start).and_then(|mapping| self.vmm.handles.get(mapping.handle));
                 owner.is_some_and(|owner| owner.device == user || self.config.can_access_peer(user, owner.device))
@@ -233,16 +265,23 @@ impl State {
         let mut ns = 0;
         for start in &starts {
             let Some(mapping) = self.vmm.mappings.get_mut(start) else { continue };
+            let (mut readable, mut writable) = (mapping.readable, mapping.writable);
             for descriptor in access {
                 let bit = 1 << descriptor.device.0;
                 let (reads, writes) = match descriptor.flags {
-                    AccessFlags::None => (false, false),
-                    AccessFlags::Read => (true, false),
-                    AccessFlags::ReadWrite => (true, true),
+                    AccessFlags::None => (0, 0),
+                    AccessFlags::Read => (bit, 0),
+                    AccessFlags::ReadWrite => (bit, bit),
                 };
-                mapping.readable = mapping.readable & !bit | if reads { bit } else { 0 };
-                mapping.writable = mapping.writable & !bit | if writes { bit } else { 0 };
+                readable = readable & !bit | reads;
+                writable = writable & !bit | writes;
             }
+            if let Some(backing) = &mut self.backing
+                && !backing.protect(*start, mapping.bytes, readable != 0, writable != 0)
+            {
+                return Err(CuResult::ERROR_OUT_OF_MEMORY);
+            }
+            (mapping.readable, mapping.writable) = (readable, writable);
             let one = cost::of(cost::MEM_SET_ACCESS, mapping.bytes);
             ns += if starts.len() > 1 { one.max(cost::MEM_SET_ACCESS_OF_SEVERAL) } else { one };
         }
