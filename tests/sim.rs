@@ -378,7 +378,7 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
     // changes nothing; a record there is a barrier.
     assert_eq!(driver.event_query(recorded(&driver, other)), Ok(true));
     assert_eq!(driver.stream_query(D0, LEGACY), Ok(false));
-    let done = driver.event_create(D0).unwrap();
+    let done = recorded(&driver, free);
     driver.stream_wait_event(D0, LEGACY, done).unwrap();
     assert_eq!(driver.event_query(recorded(&driver, other)), Ok(true));
     let barrier = recorded(&driver, LEGACY);
