@@ -253,7 +253,7 @@ impl Core {
         self.counts = Counts { peak_reserved_bytes: self.counts.peak_reserved_bytes, ..Counts::default() };
     }
 
-    pub(super) fn out_of_memory(&self, request: &Request, code: Option<CuResult>) -> OutOfMemory {
+    pub(super) fn out_of_memory(&self, request: &Request, code: Option<CuResult>, driver_free: Option<u64>) -> OutOfMemory {
         OutOfMemory {
             requested: request.size,
             rounded: request.block_bytes(),
@@ -265,6 +265,7 @@ impl Core {
             capacity: self.capacity,
             device: self.buddy.arena.site().device,
             code,
+            driver_free,
         }
     }
 

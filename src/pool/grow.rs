@@ -18,7 +18,7 @@ use super::core::{Core, Served};
 use super::request::Request;
 use crate::arena::{Failure, GRAIN_BYTES, Work};
 use crate::buddy::{Run, Shape, Window};
-use crate::driver::Call;
+use crate::driver::{Call, MemoryKind};
 use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::MutexGuard;
 use crate::units::{GIB, MIB, align_down};
@@ -42,6 +42,8 @@ struct Attempt {
     driver_room: Option<u64>,
     /// The code with which it refused.
     code: Option<CuResult>,
+    /// What it said it had free when it last refused, in bytes.
+    driver_free: Option<u64>,
     /// Whether to ask for as few handles as possible: it refused while it had memory.
     coarse: bool,
     /// Whether no addresses can be reserved, so that only plain allocations are left.
@@ -141,6 +143,7 @@ impl Shared {
             step_bytes: self.growth_bytes,
             driver_room: None,
             code: None,
+            driver_free: None,
             coarse: false,
             no_addresses: !self.site.maps_pages,
             misplaced: false,
@@ -213,7 +216,9 @@ impl Shared {
                 }
                 Step::Refuse => {
                     // A slab needs several grains in a row; the request itself may need one.
-                    return Ok(core.serve(&request.without_slab()).ok_or_else(|| core.out_of_memory(request, attempt.code)));
+                    return Ok(core
+                        .serve(&request.without_slab())
+                        .ok_or_else(|| core.out_of_memory(request, attempt.code, attempt.driver_free)));
                 }
             }
         }
@@ -251,7 +256,9 @@ impl Shared {
         if asked.beyond {
             attempt.step_bytes /= 2;
         } else {
-            let free = self.site.driver.memory_info(self.site.device).map_or(0, |info| info.free_bytes);
+            attempt.driver_free = self.driver_free();
+            // Where the driver does not say, all that is known is that it has less than this.
+            let free = attempt.driver_free.unwrap_or(asked.bytes);
             if free >= asked.bytes && asked.handles > 1 && !attempt.coarse {
                 attempt.coarse = true;
             } else {
@@ -259,6 +266,12 @@ impl Shared {
             }
         }
         Ok(self.core.lock())
+    }
+
+    /// The bytes that the driver has left, by its own word; `None` for memory of the host, of which it says nothing.
+    fn driver_free(&self) -> Option<u64> {
+        let info = (self.site.kind == MemoryKind::Device).then(|| self.site.driver.memory_info(self.site.device));
+        info?.ok().map(|info| info.free_bytes)
     }
 
     /// The planted fault of a limit that is looked at after the memory was taken.
