@@ -43,6 +43,7 @@ use crate::sync::Arc;
 use crate::units::{DeviceId, DevicePtr, MIB};
 use bitvec::prelude::{BitSlice, BitVec, Lsb0};
 use regions::Regions;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The unit of large allocations, in bytes.
 pub(crate) const GRAIN_BYTES: u64 = 16 << 10;
@@ -370,16 +371,20 @@ impl Arena {
         Some(piece.pages)
     }
 
-    /// Gives everything back to the driver: all handles, stuck pieces and addresses. What the driver refuses is lost,
-    /// since nobody is left to ask again.
+    /// Gives everything back to the driver: all handles, stuck pieces and addresses. What fails, by an error or a panic
+    /// of the driver, is tried once more and then lost, since nobody is left to ask again.
     pub(crate) fn close(&mut self) {
-        let handles: Vec<u32> = self.handles.iter().map(|(index, _)| index).collect();
-        let mut work = self.begin_release(&handles);
-        let _ = work.release();
-        self.settle(work);
+        for _ in 0..2 {
+            let handles: Vec<u32> = self.handles.iter().map(|(index, _)| index).collect();
+            let mut work = self.begin_release(&handles);
+            let _ = catch_unwind(AssertUnwindSafe(|| work.release()));
+            self.settle(work);
+        }
+        let driver = &self.site.driver;
         for region in self.regions.iter() {
             if let Some(bytes) = region.reserved_bytes {
-                let _ = self.site.driver.mem_address_free(region.base, bytes);
+                let free = || driver.mem_address_free(region.base, bytes);
+                let _ = (0..2).any(|_| matches!(catch_unwind(AssertUnwindSafe(free)), Ok(Ok(()))));
             }
         }
         self.regions = Regions::default();
