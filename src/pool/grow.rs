@@ -33,6 +33,8 @@ const MAX_HANDLE_BYTES: u64 = 32 * MIB;
 const HANDLES_PER_REQUEST: u32 = 4;
 /// What addresses are reserved for at first, in multiples of the memory.
 const ADDRESSES_PER_MEMORY: u64 = 8;
+/// The most that is reserved at first, in bytes, so that a hundred pools fit in the address space of one process.
+const MAX_FIRST_ADDRESSES: u64 = 512 * GIB;
 /// What is reserved for a request where addresses are scarce, in multiples of the request.
 const ADDRESSES_PER_REQUEST: u64 = 4;
 
@@ -428,7 +430,7 @@ impl Shared {
         let needed = address_bytes(shape, page_bytes);
         let mut sizes = Vec::new();
         if !self.core.lock().buddy.arena.addresses_scarce() {
-            let generous = self.memory_bytes.saturating_mul(ADDRESSES_PER_MEMORY).max(needed);
+            let generous = self.memory_bytes.saturating_mul(ADDRESSES_PER_MEMORY).min(MAX_FIRST_ADDRESSES).max(needed);
             sizes.push(1 << generous.ilog2());
         }
         let mut modest = needed.saturating_mul(ADDRESSES_PER_REQUEST);
