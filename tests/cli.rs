@@ -332,3 +332,21 @@ fn an_output_that_cannot_be_written_is_a_failure() {
     assert_eq!(status(&output), 1);
     assert!(stderr(&output).starts_with("vrampool: standard output: "), "{}", stderr(&output));
 }
+
+#[test]
+fn the_environment_sets_the_pools_options() {
+    let path = temporary("configured.csv", format!("{HEADER}1,0.5,allocate,0x100,3145728,0\n").as_bytes());
+    let with = |config: &str, more: &[&str]| {
+        let arguments = [&["replay", path.as_str(), "--json", "--device", "sim"], more].concat();
+        vrampool().env("VRAMPOOL_CONFIG", config).args(arguments).output().expect("the program runs")
+    };
+    let reserved = |config: &str| json(&with(config, &[]))["peak_reserved_bytes"].as_u64();
+    assert_eq!(reserved(""), Some(4 << 20));
+    assert_eq!(reserved("initial=64MiB"), Some(64 << 20));
+    assert_eq!(reserved("growth=32MiB,maximum=16MiB"), Some(16 << 20));
+    // The command line wins over the environment.
+    let failed = with("maximum=16MiB", &["--capacity", "2MiB"]);
+    assert_eq!((status(&failed), json(&failed)["failed"].as_u64()), (1, Some(1)));
+    refused(&with("inital=64MiB", &[]), "VRAMPOOL_CONFIG: option 'inital' is not known");
+    refused(&with("maximum=1", &[]), "less than one page");
+}

@@ -1,7 +1,10 @@
 //! Random sequences of operations against the shadow allocator.
 
 use proptest::prelude::*;
+use vrampool::driver::sim::{SimConfig, SimDriver};
 use vrampool::testing::{Op, Setup, Size, encode, run};
+use vrampool::units::DeviceId;
+use vrampool::{Device, Pool};
 
 fn size() -> impl Strategy<Value = Size> {
     // Slots, grains, pages; and what lies round their edges.
@@ -60,6 +63,35 @@ fn check(setup: Setup, ops: &[Op]) -> Result<(), TestCaseError> {
         let bytes: String = encode(setup, ops).iter().map(|byte| format!("{byte:02x}")).collect();
         TestCaseError::fail(format!("{error}\nas corpus bytes: {bytes}"))
     })
+}
+
+/// A pool of one stretch of memory, all of it taken at once.
+fn full_pool(pages: u64) -> Pool {
+    let bytes = pages * (2 << 20);
+    let sim = SimDriver::new(SimConfig::default().capacity(bytes));
+    let device = Device::new(sim, DeviceId(0)).expect("the device is there");
+    Pool::builder().device(device).initial(bytes).maximum(bytes).build().expect("the memory is there")
+}
+
+proptest! {
+    /// Blocks are allocated until one fails, and freed in any order: one stretch is left, as long as at the beginning.
+    #[test]
+    fn free_blocks_join_again_whatever_the_order(pages in 1..12u64, sizes in prop::collection::vec(size(), 1..200), order in any::<u64>()) {
+        let pool = full_pool(pages);
+        let whole = pool.statistics().largest_free_bytes;
+        prop_assert_eq!(whole, pages << 21);
+        let mut blocks: Vec<_> = sizes.iter().map_while(|size| pool.allocate_buffer(size.bytes()).ok()).collect();
+        let mut state = order | 1;
+        while !blocks.is_empty() {
+            // A linear congruential step: the high bits say which is next.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let which = (state >> 33) as usize % blocks.len();
+            blocks.swap_remove(which).free().expect("the block is live");
+            pool.check().map_err(TestCaseError::fail)?;
+        }
+        prop_assert_eq!(pool.statistics().largest_free_bytes, whole);
+        prop_assert_eq!(pool.statistics().free_bytes, whole);
+    }
 }
 
 proptest! {

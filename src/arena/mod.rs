@@ -21,7 +21,8 @@
 //! - A1 A page is unmapped, or *busy*: of a mapped handle, of work under way, or of a stuck piece; of one at a time.
 //! - A2 `held_bytes` is the sum over mapped handles, work under way and stuck pieces. Bytes are charged before the
 //!   first driver call that could take them.
-//! - A3 Regions neither overlap nor touch in the index space.
+//! - A3 Regions neither overlap nor touch in the index space. No address leads to a region that is being given back:
+//!   the driver may hand its addresses out again before the work is settled.
 //!
 //! # Concurrency
 //! `Arena` is guarded by its owner's lock. [`Work`] belongs to one thread and holds no lock.
@@ -42,6 +43,7 @@ use crate::sync::Arc;
 use crate::units::{DeviceId, DevicePtr, MIB};
 use bitvec::prelude::{BitSlice, BitVec, Lsb0};
 use regions::Regions;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The unit of large allocations, in bytes.
 pub(crate) const GRAIN_BYTES: u64 = 16 << 10;
@@ -294,11 +296,14 @@ impl Arena {
         let mut pieces = std::mem::take(&mut self.stuck);
         for &index in handles {
             let Some(handle) = self.handles.remove(index) else { continue };
+            let address = self.address_of(handle.pages.first * self.page_grains());
             let stage = match handle.backing {
                 Backing::Mapped(physical) => Stage::Accessible(physical),
-                Backing::Plain(base) => Stage::Allocated(base),
+                Backing::Plain(base) => {
+                    self.regions.hide(handle.pages.first);
+                    Stage::Allocated(base)
+                }
             };
-            let address = self.address_of(handle.pages.first * self.page_grains());
             pieces.push(Piece { pages: handle.pages, address, bytes: handle.bytes, stage });
         }
         self.moving_bytes += pieces.iter().map(|piece| piece.bytes).sum::<u64>();
@@ -339,7 +344,7 @@ impl Arena {
                     None => self.stuck.push(piece),
                 },
                 Stage::Freed => {
-                    self.regions.remove(piece.address);
+                    self.regions.remove(piece.pages.first);
                     self.held_bytes -= piece.bytes;
                 }
             }
@@ -351,6 +356,7 @@ impl Arena {
     /// multiple of a grain, leaves too little; the next plain allocation is then asked for with padding.
     fn place_plain(&mut self, piece: &mut Piece, base: DevicePtr) -> Option<Pages> {
         if !piece.address.is_null() {
+            self.regions.show(piece.pages.first);
             return Some(piece.pages);
         }
         let lost = base.address().next_multiple_of(GRAIN_BYTES) - base.address();
@@ -358,23 +364,27 @@ impl Arena {
             self.plain_padding = GRAIN_BYTES;
             return None;
         }
-        piece.address = base.offset(lost);
         piece.pages = self.regions.vacant(piece.pages.count, self.page_grains())?;
+        piece.address = base.offset(lost);
         self.regions.insert(Region { base: piece.address, pages: piece.pages, reserved_bytes: None });
         self.mark(piece.pages, true);
         Some(piece.pages)
     }
 
-    /// Gives everything back to the driver: all handles, stuck pieces and addresses. What the driver refuses is lost,
-    /// since nobody is left to ask again.
+    /// Gives everything back to the driver: all handles, stuck pieces and addresses. What fails, by an error or a panic
+    /// of the driver, is tried once more and then lost, since nobody is left to ask again.
     pub(crate) fn close(&mut self) {
-        let handles: Vec<u32> = self.handles.iter().map(|(index, _)| index).collect();
-        let mut work = self.begin_release(&handles);
-        let _ = work.release();
-        self.settle(work);
+        for _ in 0..2 {
+            let handles: Vec<u32> = self.handles.iter().map(|(index, _)| index).collect();
+            let mut work = self.begin_release(&handles);
+            let _ = catch_unwind(AssertUnwindSafe(|| work.release()));
+            self.settle(work);
+        }
+        let driver = &self.site.driver;
         for region in self.regions.iter() {
             if let Some(bytes) = region.reserved_bytes {
-                let _ = self.site.driver.mem_address_free(region.base, bytes);
+                let free = || driver.mem_address_free(region.base, bytes);
+                let _ = (0..2).any(|_| matches!(catch_unwind(AssertUnwindSafe(free)), Ok(Ok(()))));
             }
         }
         self.regions = Regions::default();

@@ -56,10 +56,24 @@ impl Regions {
         self.by_address.insert(region.base, region.pages.first);
     }
 
-    pub(super) fn remove(&mut self, base: DevicePtr) {
-        if let Some(page) = self.by_address.remove(&base) {
-            self.by_page.remove(&page);
+    /// Leaves a region's place to it, but lets no address lead there: the driver may give its addresses to another
+    /// region before [`Self::remove`].
+    pub(super) fn hide(&mut self, page: u32) {
+        if let Some(region) = self.by_page.get(&page) {
+            self.by_address.remove(&region.base);
         }
+    }
+
+    /// Undoes [`Self::hide`].
+    pub(super) fn show(&mut self, page: u32) {
+        if let Some(region) = self.by_page.get(&page) {
+            self.by_address.insert(region.base, page);
+        }
+    }
+
+    /// Takes away a hidden region.
+    pub(super) fn remove(&mut self, page: u32) {
+        self.by_page.remove(&page);
     }
 
     /// Checks that regions keep a barrier page between them and that both indices agree.
@@ -95,10 +109,24 @@ mod tests {
             regions.check().unwrap();
         }
         assert_eq!(regions.iter().map(|r| r.pages.first).collect::<Vec<_>>(), [0, 5, 8]);
-        regions.remove(DevicePtr::new(0x2000_0000));
+        regions.hide(5);
+        assert!(regions.check().is_err());
+        assert_eq!(regions.of_address(DevicePtr::new(0x2000_0000)).map(|r| r.pages.first), Some(0));
+        regions.show(5);
+        regions.check().unwrap();
+        // A hidden region's addresses come back in another; it goes without taking that along.
+        regions.hide(5);
+        let pages = regions.vacant(3, 128).unwrap();
+        regions.insert(region(0x2000_0000, pages));
+        regions.remove(5);
+        regions.check().unwrap();
+        assert_eq!(regions.of_address(DevicePtr::new(0x2000_0000)).map(|r| r.pages), Some(pages));
+        regions.hide(pages.first);
+        regions.remove(pages.first);
         assert_eq!(regions.vacant(2, 128), Some(Pages { first: 5, count: 2 }));
         assert_eq!(regions.vacant(3, 128), Some(Pages { first: 17, count: 3 }));
-        regions.remove(DevicePtr::new(0x1000_0000));
+        regions.hide(0);
+        regions.remove(0);
         assert_eq!(regions.vacant(7, 128), Some(Pages { first: 0, count: 7 }));
         assert_eq!(regions.vacant(8, 128), Some(Pages { first: 17, count: 8 }));
         assert_eq!(regions.vacant(MAX_GRAINS / 128, 128), None);

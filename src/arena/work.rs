@@ -48,6 +48,7 @@ pub(crate) struct Failure {
 pub(crate) struct Work {
     site: Arc<Site>,
     pieces: Vec<Piece>,
+    gives_back: bool,
 }
 
 fn step<T>(call: Call, result: DriverResult<T>) -> Result<T, Failure> {
@@ -56,7 +57,13 @@ fn step<T>(call: Call, result: DriverResult<T>) -> Result<T, Failure> {
 
 impl Work {
     pub(super) fn new(site: Arc<Site>, pieces: Vec<Piece>) -> Self {
-        Self { site, pieces }
+        let gives_back = !pieces.iter().any(|piece| matches!(piece.stage, Stage::Planned | Stage::PlannedPlain));
+        Self { site, pieces, gives_back }
+    }
+
+    /// Whether the pieces were held before, and are to go.
+    pub(crate) fn gives_back(&self) -> bool {
+        self.gives_back
     }
 
     pub(super) fn take_pieces(&mut self) -> Vec<Piece> {

@@ -432,53 +432,53 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn longest_naive(bits: u128) -> u32 {
-        let (mut best, mut run) = (0, 0);
-        for bit in 0..128 {
-            run = if bits >> bit & 1 == 1 { run + 1 } else { 0 };
-            best = best.max(run);
+    /// The leaf functions on the mask with these runs, which neither touch nor overlap, lowest first.
+    fn check_mask(runs: &[(u32, u32)]) {
+        let bits = runs.iter().fold(0, |bits, &(from, to)| bits | mask(from, to));
+        let longest = runs.iter().map(|&(from, to)| to - from).max().unwrap_or(0);
+        assert_eq!(longest_run(bits), longest, "{bits:#x}");
+        // The count that each run just meets, just misses, and the extremes.
+        let counts = runs.iter().flat_map(|&(from, to)| [to - from, to - from + 1]).chain([1, 64, LEAF_GRAINS]);
+        for count in counts.filter(|&count| count <= LEAF_GRAINS) {
+            let first = runs.iter().find(|&&(from, to)| to - from >= count).map(|&(from, _)| from);
+            assert_eq!(first_run(bits, count), first, "{bits:#x} {count}");
         }
-        best
+        let summary = Summary::of_leaf(bits);
+        assert_eq!(summary.head, runs.first().filter(|run| run.0 == 0).map_or(0, |run| run.1));
+        assert_eq!(summary.tail, runs.last().filter(|run| run.1 == LEAF_GRAINS).map_or(0, |run| run.1 - run.0));
     }
 
-    fn first_naive(bits: u128, count: u32) -> Option<u32> {
-        (0..=128 - count).find(|&bit| (bits >> bit) & mask(0, count) == mask(0, count))
-    }
-
-    /// Every mask with up to three runs whose edges lie within two bits of a point of interest, and every mask with
-    /// one run.
-    fn masks() -> Vec<u128> {
-        let mut masks = vec![0, u128::MAX];
-        for from in 0..128 {
-            for to in from + 1..=128 {
-                masks.push(mask(from, to));
-            }
-        }
-        let edges = [0, 1, 2, 31, 32, 33, 62, 63, 64, 65, 66, 95, 96, 97, 126, 127, 128];
-        for (i, &a) in edges.iter().enumerate() {
-            for (j, &b) in edges.iter().enumerate().skip(i + 1) {
-                for (k, &c) in edges.iter().enumerate().skip(j + 1) {
-                    for (l, &d) in edges.iter().enumerate().skip(k + 1) {
-                        masks.push(mask(a, b) | mask(c, d));
-                        for (m, &e) in edges.iter().enumerate().skip(l + 1) {
-                            for &f in &edges[m + 1..] {
-                                masks.push(mask(a, b) | mask(c, d) | mask(e, f));
-                            }
-                        }
+    /// Every mask with one run and every mask with two: eleven million.
+    #[test]
+    fn leaf_functions_are_right_on_every_mask_with_up_to_two_runs() {
+        check_mask(&[]);
+        for a in 0..LEAF_GRAINS {
+            for b in a + 1..=LEAF_GRAINS {
+                check_mask(&[(a, b)]);
+                for c in b + 1..LEAF_GRAINS {
+                    for d in c + 1..=LEAF_GRAINS {
+                        check_mask(&[(a, b), (c, d)]);
                     }
                 }
             }
         }
-        masks
     }
 
+    /// Every mask with three runs whose edges lie at or beside a multiple of 16: the words' halves among them.
     #[test]
-    fn leaf_functions_agree_with_a_count_bit_by_bit() {
-        for bits in masks() {
-            let longest = longest_naive(bits);
-            assert_eq!(longest_run(bits), longest, "{bits:#x}");
-            for count in [1, 2, 3, 5, 8, 31, 32, 33, 63, 64, 65, 127, 128, longest.max(1), (longest + 1).min(128)] {
-                assert_eq!(first_run(bits, count), first_naive(bits, count), "{bits:#x} {count}");
+    fn leaf_functions_are_right_on_masks_with_three_runs() {
+        let edges: Vec<u32> = (0..=LEAF_GRAINS).filter(|edge| [0, 1, 15].contains(&(edge % 16))).collect();
+        for (i, &a) in edges.iter().enumerate() {
+            for (j, &b) in edges.iter().enumerate().skip(i + 1) {
+                for (k, &c) in edges.iter().enumerate().skip(j + 1) {
+                    for (l, &d) in edges.iter().enumerate().skip(k + 1) {
+                        for (m, &e) in edges.iter().enumerate().skip(l + 1) {
+                            for &f in &edges[m + 1..] {
+                                check_mask(&[(a, b), (c, d), (e, f)]);
+                            }
+                        }
+                    }
+                }
             }
         }
     }

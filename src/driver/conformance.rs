@@ -12,10 +12,10 @@ use super::{
 };
 use crate::driver::sim::{BUILTIN_MODULE, pattern};
 use crate::error::CuResult;
+use crate::sync::{AtomicU64, Ordering};
 use crate::units::{DeviceId, DevicePtr, MIB};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One check: what was done, what should come of it, and what did.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -53,6 +53,9 @@ pub struct OutOfMemory {
     pub device: DeviceId,
     /// The driver's code, where the driver refused memory; `None` where the pool's own limit was reached.
     pub code: Option<CuResult>,
+    /// The bytes that the driver had free when it refused, by its own word; `None` where it was not asked. Where that is
+    /// enough for the request, something else has run out: handles, or addresses.
+    pub driver_free: Option<u64>,
 }
 
 /// Why an address could not be freed.
@@ -184,9 +187,13 @@ impl fmt::Display for OutOfMemory {
             Some(capacity) => write!(f, ", of at most {}", Bytes(capacity))?,
             None => f.write_str(", no limit set")?,
         }
-        match self.code {
-            Some(code) => write!(f, "; the driver refused more with {code}"),
-            None => f.write_str("; the pool's limit is reached"),
+        match (self.code, self.driver_free) {
+            (Some(code), Some(free)) if free >= self.rounded => {
+                write!(f, "; the driver refused more with {code}, though it has {} free: handles or addresses ran out", Bytes(free))
+            }
+            (Some(code), Some(free)) => write!(f, "; the driver refused more with {code}, having {} free", Bytes(free)),
+            (Some(code), None) => write!(f, "; the driver refused more with {code}"),
+            (None, _) => f.write_str("; the pool's limit is reached"),
         }
     }
 }

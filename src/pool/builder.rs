@@ -60,7 +60,7 @@ impl PoolBuilder {
     }
 
     /// Bytes to take from the driver when the pool is built, rounded up to pages (or to the maximum, where that is
-    /// less).
+    /// less; and where the driver's addresses are such that alignment costs memory, to a page less than that).
     pub fn initial(mut self, bytes: u64) -> Self {
         self.initial = bytes;
         self
@@ -197,7 +197,19 @@ impl Shared {
     fn take_initially(&self, initial: u64, capacity: Option<u64>) -> Result<()> {
         let too_large = || Error::invalid_argument(format!("an initial size of {} is more than any pool can hold", Bytes(initial)));
         let pages = checked_align_up(initial, self.site.page_bytes).ok_or_else(too_large)?;
-        let bytes = pages.min(capacity.unwrap_or(u64::MAX));
+        let most = capacity.unwrap_or(u64::MAX);
+        let outcome = self.take_pages(pages.min(most), too_large);
+        // An initial size near the maximum leaves no room for what alignment costs; that shows when it is tried.
+        let padding = self.core.lock().buddy.arena.plain_bytes(0);
+        match align_down(most - padding, self.site.page_bytes) {
+            less if outcome.as_ref().is_err_and(Error::is_out_of_memory) && 0 < less && less < pages.min(most) => {
+                self.take_pages(less, too_large)
+            }
+            _ => outcome,
+        }
+    }
+
+    fn take_pages(&self, bytes: u64, too_large: impl Fn() -> Error) -> Result<()> {
         let grains = u32::try_from(bytes / GRAIN_BYTES).ok().filter(|&grains| grains <= MAX_GRAINS).ok_or_else(too_large)?;
         let shape = Shape { grains, alignment: GRAIN_BYTES };
         let served = self.grow(&Request { size: bytes, alignment: MIN_ALIGNMENT, route: Route::Run, shape })?;

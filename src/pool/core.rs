@@ -64,7 +64,9 @@ pub(super) struct Core {
     pub(super) capacity: Option<u64>,
     /// How many pieces of work are under way.
     pub(super) works: u32,
-    /// Counts the pieces of work that changed what is held.
+    /// Counts the pieces of work that began.
+    pub(super) begun: u64,
+    /// Counts the pieces of work that brought pages or addresses, or gave something back.
     pub(super) progress: u64,
     /// Free grains that windows under way have taken out of the tree.
     window_grains: u64,
@@ -80,6 +82,7 @@ impl Core {
             counts: Counts::default(),
             capacity,
             works: 0,
+            begun: 0,
             progress: 0,
             window_grains: 0,
         }
@@ -223,16 +226,21 @@ impl Core {
         work
     }
 
-    fn begin_work(&mut self) {
+    pub(super) fn begin_work(&mut self) {
         self.works += 1;
+        self.begun += 1;
         self.counts.peak_reserved_bytes = self.counts.peak_reserved_bytes.max(self.buddy.arena.held_bytes());
+    }
+
+    pub(super) fn end_work(&mut self, progress: bool) {
+        self.works -= 1;
+        self.progress += u64::from(progress);
     }
 
     /// Books finished work. `parts` are the window's free runs; `keep` is what its request gets, if the work succeeded.
     /// Whether any page is mapped that was not.
     pub(super) fn settle(&mut self, work: Work, parts: &[Run], keep: Option<Run>) -> bool {
-        let before = self.buddy.arena.held_bytes();
-        self.works -= 1;
+        let (before, gives_back) = (self.buddy.arena.held_bytes(), work.gives_back());
         self.window_grains -= parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
         let mapped = self.buddy.settle(work, keep.unwrap_or_default());
         if keep.is_none() {
@@ -240,9 +248,8 @@ impl Core {
                 self.buddy.give(part);
             }
         }
-        if !mapped.is_empty() || self.buddy.arena.held_bytes() < before {
-            self.progress += 1;
-        }
+        // What a failed growth was charged is no progress: it was not held before.
+        self.end_work(!mapped.is_empty() || (gives_back && self.buddy.arena.held_bytes() < before));
         !mapped.is_empty()
     }
 
@@ -253,7 +260,7 @@ impl Core {
         self.counts = Counts { peak_reserved_bytes: self.counts.peak_reserved_bytes, ..Counts::default() };
     }
 
-    pub(super) fn out_of_memory(&self, request: &Request, code: Option<CuResult>) -> OutOfMemory {
+    pub(super) fn out_of_memory(&self, request: &Request, code: Option<CuResult>, driver_free: Option<u64>) -> OutOfMemory {
         OutOfMemory {
             requested: request.size,
             rounded: request.block_bytes(),
@@ -265,6 +272,7 @@ impl Core {
             capacity: self.capacity,
             device: self.buddy.arena.site().device,
             code,
+            driver_free,
         }
     }
 

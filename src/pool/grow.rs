@@ -10,7 +10,10 @@
 //!   same section.
 //! - I5 A mapped window goes to its requester; only the rest goes to the tree.
 //! - I6 A failure at any call puts back what was there.
-//! - I7 Nobody reports a lack of memory while other work is under way: wait for it and look again.
+//! - I7 Nobody reports a lack of memory while other work is under way: wait for it and look again. A refusal by the driver
+//!   counts only where no other work was under way at any time during the attempt; otherwise that may have been its
+//!   cause, and the attempt is made again, alone. What a failed growth had taken for a moment is no news to anyone, so
+//!   requests that cannot be served do not keep each other trying.
 //! - I8 Access is set before anyone gets a page.
 
 use super::Shared;
@@ -18,7 +21,7 @@ use super::core::{Core, Served};
 use super::request::Request;
 use crate::arena::{Failure, GRAIN_BYTES, Work};
 use crate::buddy::{Run, Shape, Window};
-use crate::driver::Call;
+use crate::driver::{Call, MemoryKind};
 use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::MutexGuard;
 use crate::units::{GIB, MIB, align_down};
@@ -30,6 +33,8 @@ const MAX_HANDLE_BYTES: u64 = 32 * MIB;
 const HANDLES_PER_REQUEST: u32 = 4;
 /// What addresses are reserved for at first, in multiples of the memory.
 const ADDRESSES_PER_MEMORY: u64 = 8;
+/// The most that is reserved at first, in bytes, so that a hundred pools fit in the address space of one process.
+const MAX_FIRST_ADDRESSES: u64 = 512 * GIB;
 /// What is reserved for a request where addresses are scarce, in multiples of the request.
 const ADDRESSES_PER_REQUEST: u64 = 4;
 
@@ -42,12 +47,16 @@ struct Attempt {
     driver_room: Option<u64>,
     /// The code with which it refused.
     code: Option<CuResult>,
+    /// What it said it had free when it last refused, in bytes.
+    driver_free: Option<u64>,
     /// Whether to ask for as few handles as possible: it refused while it had memory.
     coarse: bool,
     /// Whether no addresses can be reserved, so that only plain allocations are left.
     no_addresses: bool,
     /// Whether a plain allocation came at an address that could not be used.
     misplaced: bool,
+    /// Whether the driver refused while other work was under way: the next attempt waits until there is none.
+    contested: bool,
     /// Whether the driver was asked once more to take back what it would not take before.
     stuck_tried: bool,
 }
@@ -76,6 +85,22 @@ struct Asked {
     handles: usize,
     /// Whether that was more than the request needs.
     beyond: bool,
+    /// How many pieces of work had begun, this one being the last; `None` where others were under way.
+    alone_since: Option<u64>,
+}
+
+impl Asked {
+    fn new(core: &Core, work: &Work, beyond: bool) -> Self {
+        Self { bytes: work.bytes(), handles: work.pieces(), beyond, alone_since: (core.works == 1).then_some(core.begun) }
+    }
+}
+
+/// How growing ended.
+enum Grown {
+    Done,
+    /// The driver has no memory, and says it has this much.
+    Refused(Option<u64>),
+    Failed(Failure),
 }
 
 /// Work under way. Dropped without being settled, which a panic in the driver does, it takes back what was done.
@@ -111,6 +136,19 @@ impl Drop for UnderWay<'_> {
     }
 }
 
+/// A reservation of addresses under way.
+struct Reserving<'a> {
+    shared: &'a Shared,
+    done: bool,
+}
+
+impl Drop for Reserving<'_> {
+    fn drop(&mut self) {
+        self.shared.core.lock().end_work(self.done);
+        self.shared.settled.notify_all();
+    }
+}
+
 impl Shared {
     fn settle(&self, work: Work, parts: &[Run], keep: Option<Run>) -> (MutexGuard<'_, Core>, bool) {
         let mut core = self.core.lock();
@@ -141,9 +179,11 @@ impl Shared {
             step_bytes: self.growth_bytes,
             driver_room: None,
             code: None,
+            driver_free: None,
             coarse: false,
             no_addresses: !self.site.maps_pages,
             misplaced: false,
+            contested: false,
             stuck_tried: false,
         };
         let mut core = self.core.lock();
@@ -153,35 +193,34 @@ impl Shared {
             }
             match self.plan(&mut core, request, &attempt) {
                 Step::Map { work, parts, run, beyond } => {
+                    let asked = Asked::new(&core, &work, beyond);
                     drop(core);
-                    let asked = Asked { bytes: work.bytes(), handles: work.pieces(), beyond };
                     let mut under_way = UnderWay::new(self, work, parts);
-                    let mut outcome = under_way.work().grow();
-                    if cfg!(vrampool_fault = "late_charge") && outcome.is_ok() {
-                        outcome = self.check_limit_too_late(under_way.work());
-                    }
-                    (core, _) = under_way.settle(outcome.is_ok().then_some(run));
-                    match outcome {
-                        Ok(()) => return Ok(Ok(core.accept(run, request))),
-                        Err(failure) => core = self.learn(core, &mut attempt, failure, asked)?,
+                    let grown = self.call_to_grow(under_way.work(), &asked);
+                    (core, _) = under_way.settle(matches!(grown, Grown::Done).then_some(run));
+                    match grown {
+                        Grown::Done => return Ok(Ok(core.accept(run, request))),
+                        Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
+                        Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
                     }
                 }
                 Step::Plain { work, beyond } => {
+                    let asked = Asked::new(&core, &work, beyond);
                     drop(core);
-                    let asked = Asked { bytes: work.bytes(), handles: work.pieces(), beyond };
                     let mut under_way = UnderWay::new(self, work, Vec::new());
-                    let outcome = under_way.work().grow();
+                    let grown = self.call_to_grow(under_way.work(), &asked);
                     let mapped;
                     (core, mapped) = under_way.settle(None);
                     // The new run and its requester meet before the lock drops.
-                    match outcome {
-                        Ok(()) if mapped => {}
-                        Ok(()) => {
+                    match grown {
+                        Grown::Done if mapped => {}
+                        Grown::Done => {
                             attempt.misplaced = true;
                             let work = core.begin_release(&[]);
                             core = self.give_back(core, work)?;
                         }
-                        Err(failure) => core = self.learn(core, &mut attempt, failure, asked)?,
+                        Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
+                        Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
                     }
                 }
                 Step::Release { work } => {
@@ -199,21 +238,28 @@ impl Shared {
                     attempt.driver_room = None;
                 }
                 Step::Reserve => {
+                    core.begin_work();
                     drop(core);
-                    attempt.no_addresses = !self.reserve(request.shape)?;
+                    let mut reserving = Reserving { shared: self, done: false };
+                    reserving.done = self.reserve(request.shape)?;
+                    attempt.no_addresses = !reserving.done;
+                    drop(reserving);
                     core = self.core.lock();
                 }
                 Step::Wait => {
                     let progress = core.progress;
                     core = self.settled.wait(core);
                     if core.progress != progress {
-                        // What the driver has left may have changed.
+                        // What the driver has left may have changed, in memory and in addresses.
                         attempt.driver_room = None;
+                        attempt.no_addresses = !self.site.maps_pages;
                     }
                 }
                 Step::Refuse => {
                     // A slab needs several grains in a row; the request itself may need one.
-                    return Ok(core.serve(&request.without_slab()).ok_or_else(|| core.out_of_memory(request, attempt.code)));
+                    return Ok(core
+                        .serve(&request.without_slab())
+                        .ok_or_else(|| core.out_of_memory(request, attempt.code, attempt.driver_free)));
                 }
             }
         }
@@ -232,33 +278,46 @@ impl Shared {
         Ok(core)
     }
 
-    /// Draws the conclusions from a failure to grow.
-    ///
-    /// # Errors
-    /// A failure that is not a lack of memory.
-    fn learn<'a>(
-        &'a self,
-        core: MutexGuard<'a, Core>,
-        attempt: &mut Attempt,
-        failure: Failure,
-        asked: Asked,
-    ) -> Result<MutexGuard<'a, Core>> {
-        drop(core);
-        if failure.code != CuResult::ERROR_OUT_OF_MEMORY {
-            return Err(Error::driver(failure.call.name(), failure.code));
+    /// Calls the driver for work that takes memory. Where it refuses, it is asked what it has left while the work still
+    /// counts as under way.
+    fn call_to_grow(&self, work: &mut Work, asked: &Asked) -> Grown {
+        let mut outcome = work.grow();
+        if cfg!(vrampool_fault = "late_charge") && outcome.is_ok() {
+            outcome = self.check_limit_too_late(work);
         }
-        attempt.code = Some(failure.code);
+        match outcome {
+            Ok(()) => Grown::Done,
+            Err(failure) if failure.code != CuResult::ERROR_OUT_OF_MEMORY => Grown::Failed(failure),
+            Err(_) if asked.beyond => Grown::Refused(None),
+            Err(_) => Grown::Refused(self.driver_free()),
+        }
+    }
+
+    /// Draws the conclusions from a refusal; `free` is what the driver says it has.
+    fn learn(&self, core: &Core, attempt: &mut Attempt, asked: &Asked, free: Option<u64>) {
+        attempt.code = Some(CuResult::ERROR_OUT_OF_MEMORY);
         if asked.beyond {
             attempt.step_bytes /= 2;
-        } else {
-            let free = self.site.driver.memory_info(self.site.device).map_or(0, |info| info.free_bytes);
-            if free >= asked.bytes && asked.handles > 1 && !attempt.coarse {
-                attempt.coarse = true;
-            } else {
-                attempt.driver_room = Some(free.min(asked.bytes - self.site.page_bytes));
-            }
+            return;
         }
-        Ok(self.core.lock())
+        attempt.contested = asked.alone_since != Some(core.begun);
+        if attempt.contested {
+            return;
+        }
+        attempt.driver_free = free;
+        // Where the driver does not say, all that is known is that it has less than this.
+        let free = free.unwrap_or(asked.bytes);
+        if free >= asked.bytes && asked.handles > 1 && !attempt.coarse {
+            attempt.coarse = true;
+        } else {
+            attempt.driver_room = Some(free.min(asked.bytes - self.site.page_bytes));
+        }
+    }
+
+    /// The bytes that the driver has left, by its own word; `None` for memory of the host, of which it says nothing.
+    fn driver_free(&self) -> Option<u64> {
+        let info = (self.site.kind == MemoryKind::Device).then(|| self.site.driver.memory_info(self.site.device));
+        info?.ok().map(|info| info.free_bytes)
     }
 
     /// The planted fault of a limit that is looked at after the memory was taken.
@@ -274,6 +333,9 @@ impl Shared {
 
     /// Plans one step for a request that nothing free serves. Under the lock.
     fn plan(&self, core: &mut Core, request: &Request, attempt: &Attempt) -> Step {
+        if attempt.contested && core.works > 0 {
+            return Step::Wait;
+        }
         let own_room = match core.capacity {
             Some(_) if cfg!(vrampool_fault = "late_charge") => u64::MAX,
             Some(capacity) => capacity.saturating_sub(core.buddy.arena.held_bytes()),
@@ -368,7 +430,7 @@ impl Shared {
         let needed = address_bytes(shape, page_bytes);
         let mut sizes = Vec::new();
         if !self.core.lock().buddy.arena.addresses_scarce() {
-            let generous = self.memory_bytes.saturating_mul(ADDRESSES_PER_MEMORY).max(needed);
+            let generous = self.memory_bytes.saturating_mul(ADDRESSES_PER_MEMORY).min(MAX_FIRST_ADDRESSES).max(needed);
             sizes.push(1 << generous.ilog2());
         }
         let mut modest = needed.saturating_mul(ADDRESSES_PER_REQUEST);

@@ -61,7 +61,7 @@ impl Shared {
         let request = Request::new(size, alignment, self.alignment)?;
         let mut core = self.core.lock();
         if request.block_bytes() > self.memory_bytes {
-            return Err(Error::out_of_memory(core.out_of_memory(&request, None)));
+            return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
         }
         if let Some(served) = core.serve(&request) {
             return Ok(served);

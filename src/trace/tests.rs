@@ -35,8 +35,10 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("into memory")
 }
 
-/// Action, size, block, thread, stream, time and line of each event.
-fn events(trace: &Trace) -> Vec<(Action, u64, Option<usize>, u64, u64, u64, usize)> {
+/// Action, size, block, thread, stream, time and line of an event.
+type Fields = (Action, u64, Option<usize>, u64, u64, u64, usize);
+
+fn events(trace: &Trace) -> Vec<Fields> {
     let of = |event: &super::Event| {
         let (thread, stream) = (trace.threads()[event.thread()], trace.streams()[event.stream()]);
         (event.action(), event.size(), event.block(), thread, stream, event.time_ns(), event.line())

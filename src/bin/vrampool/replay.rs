@@ -8,11 +8,13 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use vrampool::Pool;
 use vrampool::driver::sim::SimDriver;
 use vrampool::driver::{CallCounts, Driver, MemoryKind, Meter};
 use vrampool::trace::{Action, Passes, Report, Trace, replay};
 use vrampool::units::DeviceId;
+use vrampool::{Pool, PoolBuilder};
+
+const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
 
 /// A trace and what its replay took.
 pub(crate) struct Replayed {
@@ -31,10 +33,11 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
     // A file that cannot be read is found before anything is replayed.
     let traces = read(&arguments.traces)?;
     let selected = select(arguments.common.device)?;
+    let configured = configured()?;
     let passes = arguments.repeat.map_or(Passes::Steady, Passes::Exactly);
     let mut all = Vec::with_capacity(traces.len());
     for trace in traces {
-        let mut builder = Pool::builder();
+        let mut builder = configured.clone();
         if let Some(capacity) = arguments.capacity {
             builder = builder.maximum(capacity);
         }
@@ -63,6 +66,12 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
         }
     }
     Ok(status)
+}
+
+/// The pool's options as the environment has them. An option of the command line wins over its like here.
+fn configured() -> Result<PoolBuilder, Failure> {
+    let text = std::env::var_os(CONFIG_VARIABLE).unwrap_or_default();
+    Pool::builder().configure(&text.to_string_lossy()).map_err(|error| Failure::Usage(format!("{CONFIG_VARIABLE}: {error}")))
 }
 
 fn read(paths: &[PathBuf]) -> Result<Vec<Trace>, Failure> {

@@ -1,0 +1,12 @@
+//! What has gone wrong in other memory pools, as tests of this one through its public interface, on the simulated device.
+//!
+//! Each test is named for what must hold and says what goes wrong where it does not.
+
+mod fragmentation;
+mod geometry;
+mod lifetime;
+mod limits;
+mod sizes;
+mod support;
+mod threads;
+mod unwinding;
