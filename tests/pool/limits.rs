@@ -1,11 +1,10 @@
 //! The maximum at every instant, and nobody told that memory has run out while it is on its way.
 
 use crate::support::{DEVICE, Draw, MAPPED, Machine, SOURCES, free};
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
-use std::thread;
+use std::thread::{self, ThreadId};
 use vrampool::driver::{Call, Driver, Meter};
 use vrampool::error::CuResult;
 use vrampool::{Device, DeviceBuffer, Pool};
@@ -15,6 +14,9 @@ use vrampool::{Device, DeviceBuffer, Pool};
 struct Other {
     /// Its folder under `/proc`.
     task: OnceLock<PathBuf>,
+    id: OnceLock<ThreadId>,
+    /// Whether it has come by.
+    seen: AtomicBool,
     done: AtomicBool,
 }
 
@@ -22,10 +24,16 @@ impl Other {
     /// To be called by that thread.
     fn work<T>(&self, work: impl FnOnce() -> T) -> T {
         let task = std::fs::read_link("/proc/thread-self").unwrap();
+        self.id.set(thread::current().id()).unwrap();
         self.task.set(PathBuf::from("/proc").join(task)).unwrap();
         let result = work();
         self.done.store(true, Ordering::Release);
         result
+    }
+
+    /// Whether it is the thread that asks.
+    fn is_this(&self) -> bool {
+        self.id.get() == Some(&thread::current().id())
     }
 
     /// Whether it has ended, or the kernel has put it to sleep: it waits for someone.
@@ -204,28 +212,42 @@ fn requests_that_cannot_be_served_end_however_many_there_are() {
             let left = 6;
             let machine = Machine::with(source, 64 * page, |config| config.other_process((64 - left) * page));
             let pool = machine.pool();
-            // All are in the middle of growing at once, and far more calls than any of this takes end the test.
+            // All are in the middle of growing at once. Who grows then waits until the others sleep, and who was refused until
+            // one of them is awake again: the turns in which one could wake the other for ever. Neither waits without end.
             let together = Barrier::new(wishes.len());
-            let seen = Mutex::new(HashSet::new());
+            let others: Arc<Vec<Other>> = Arc::new(wishes.iter().map(|_| Other::default()).collect());
+            let threads = Arc::clone(&others);
             let calls = AtomicU64::new(0);
             machine.sim.set_hook(move |call| {
-                if call == Call::MemoryInfo {
-                    // The others have the time to wake up and try again.
-                    (0..100).for_each(|_| thread::yield_now());
-                }
-                if call == Call::MemCreate {
-                    let first = seen.lock().unwrap().insert(thread::current().id());
-                    if first {
-                        together.wait();
+                let rest = || threads.iter().filter(|other| !other.is_this());
+                match call {
+                    Call::MemCreate => {
+                        if threads.iter().any(|other| other.is_this() && !other.seen.swap(true, Ordering::Relaxed)) {
+                            together.wait();
+                        }
+                        let _ = (0..500).find(|_| {
+                            thread::yield_now();
+                            rest().all(Other::is_done_or_waits)
+                        });
+                        // Far more than any of this takes.
+                        assert!(calls.fetch_add(1, Ordering::Relaxed) < 1000, "requests keep each other trying for ever");
                     }
-                    let calls = calls.fetch_add(1, Ordering::Relaxed);
-                    assert!(calls < 10_000, "requests keep each other trying for ever");
+                    Call::MemoryInfo => {
+                        let _ = (0..500).find(|_| {
+                            thread::yield_now();
+                            rest().any(|other| !other.is_done_or_waits())
+                        });
+                    }
+                    _ => {}
                 }
             });
             let handle = &pool;
             thread::scope(|scope| {
-                let threads: Vec<_> =
-                    wishes.iter().map(|&pages| (pages, scope.spawn(move || handle.allocate_buffer(pages * page)))).collect();
+                let threads: Vec<_> = wishes
+                    .iter()
+                    .zip(others.iter())
+                    .map(|(&pages, other)| (pages, scope.spawn(move || other.work(|| handle.allocate_buffer(pages * page)))))
+                    .collect();
                 // A block lives until all are served or refused, so only so many can be served.
                 let results: Vec<_> = threads.into_iter().map(|(pages, thread)| (pages, thread.join().unwrap())).collect();
                 let served: u64 = results.iter().filter(|(_, result)| result.is_ok()).map(|(pages, _)| pages).sum();
