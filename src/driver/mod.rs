@@ -1,6 +1,6 @@
 //! **Driver layer**: what a GPU gives — memory, address ranges, physical handles, streams, events.
 //!
-//! [`Driver`] is the one seam between the pool and the world. Every layer above runs unchanged over a GPU and over the
+//! [`Driver`] is the one seam between the pool and the world. Every layer above runs unchanged over [CUDA](cuda) and over the
 //! [simulated device](sim), and nothing above calls CUDA by another way. The trait speaks in the driver API's own
 //! terms; each method names the function it stands for, and its contract is that function's.
 //!
@@ -24,6 +24,8 @@ mod device;
 mod meter;
 mod types;
 
+#[cfg(target_os = "linux")]
+pub mod cuda;
 #[cfg(feature = "sim")]
 pub mod sim;
 
