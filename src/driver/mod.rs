@@ -326,6 +326,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     // ---- beside the driver ----
 
+    /// Whether the driver may be called: not any more at process exit, nor in a forked child. No call is made for this, and
+    /// it takes no longer than a look at a flag.
+    ///
+    /// # Errors
+    /// The code that every call would answer: [`CuResult::ERROR_DEINITIALIZED`].
+    fn alive(&self) -> DriverResult<()> {
+        Ok(())
+    }
+
     /// The time that a model says the calls so far would have taken, in nanoseconds, over all threads; `None` where
     /// calls take real time.
     fn modelled_ns(&self) -> Option<u64> {

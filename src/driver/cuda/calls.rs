@@ -2,7 +2,7 @@
 
 use super::context::{Bound, check, ordinal};
 use super::sys::{self, Functions, attribute};
-use super::{CudaDriver, host};
+use super::{CudaDriver, host, process};
 use crate::driver::{
     AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, DeviceProperties, Driver, DriverResult, EventHandle, FunctionHandle,
     Granularity, HandleProperties, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags,
@@ -504,6 +504,10 @@ impl Driver for CudaDriver {
                 ptr::null_mut(),
             )
         })
+    }
+
+    fn alive(&self) -> DriverResult<()> {
+        process::running()
     }
 }
 

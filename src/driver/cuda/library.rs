@@ -4,7 +4,7 @@ use super::sys::Functions;
 use crate::error::{Error, Result};
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 /// The library to load instead of [`DEFAULT`], where the program is not linked with it.
@@ -21,6 +21,16 @@ pub enum Binding {
     Linked(PathBuf),
     /// The library was loaded from here while the program ran.
     RunTime(PathBuf),
+}
+
+impl Binding {
+    /// The library's file, as the system's loader names it.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Linked(path) | Self::RunTime(path) => path,
+        }
+    }
 }
 
 impl fmt::Display for Binding {

@@ -34,9 +34,10 @@
 //!
 //! # The end of the process, and forks
 //! Once the process is ending, and in a child forked from a process that uses CUDA, every call answers
-//! [`CuResult::ERROR_DEINITIALIZED`] and does not reach the driver. Pools take that for success when they give memory
-//! back (it is gone, or is the parent's), and for an error when they need some. A child that begins anew with `exec` can
-//! use CUDA.
+//! [`CuResult::ERROR_DEINITIALIZED`] and does not reach the driver. A pool refuses every allocation with that code then,
+//! frees are silent and do nothing, and its end gives nothing back: the memory is gone, or is the parent's. In a child,
+//! a pool's other methods may wait for ever for a thread that only the parent has. A child that begins anew with `exec`
+//! can use CUDA.
 //!
 //! # Concurrency
 //! Every call may be made from any thread. The only lock is held while a primary context is retained.
