@@ -166,5 +166,5 @@ fn a_folder_named_twice_is_searched_once() {
     folders.sort();
     folders.dedup();
     assert_eq!(folders.len(), outcome.searched.len());
-    assert_eq!(Library { path: "/a/libcuda.so".into(), is_stub: false }.has_linkers_name(), true);
+    assert!(Library { path: "/a/libcuda.so".into(), is_stub: false }.has_linkers_name());
 }

@@ -79,8 +79,8 @@ pub(super) fn open(path: &OsStr) -> Result<(Functions, Binding)> {
     // SAFETY: dlopen runs the library's initialisers. That it is a CUDA driver's, which may be loaded at any time, is the
     // word of who named it: the system, for the driver's own name, or whoever set the variable or called `open`.
     let library = unsafe { libloading::os::unix::Library::new(path) }.map_err(|error| {
-        let error = error.to_string();
-        // The loader names the file itself, mostly.
+        // What the loader says is the error's cause, and names the file itself, mostly.
+        let error = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         let error = if error.contains(&*path.to_string_lossy()) { error } else { format!("{shown}: {error}") };
         Error::unavailable(format!("no CUDA driver: {error} ({VARIABLE} can name another library)"))
     })?;
