@@ -1,10 +1,9 @@
 //! The committed corpora of the fuzz targets, replayed without a fuzzer. `fuzz/fuzz_targets/` has the same calls.
 
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Runs `target` on every file of a corpus and reports all that fail, by name.
+/// Runs `target` on every file of a corpus, in the order of their names. The last name printed is that of the one that fails.
 fn replay(corpus: &str, target: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(corpus);
     let mut files: Vec<_> = fs::read_dir(&folder)
@@ -13,14 +12,10 @@ fn replay(corpus: &str, target: fn(&[u8])) {
         .collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());
-    let failed: Vec<_> = files
-        .iter()
-        .filter(|file| {
-            let data = fs::read(file).expect("the file can be read");
-            catch_unwind(AssertUnwindSafe(|| target(&data))).is_err()
-        })
-        .collect();
-    assert!(failed.is_empty(), "{} of {} inputs fail: {failed:#?}", failed.len(), files.len());
+    for file in files {
+        println!("{}", file.display());
+        target(&fs::read(file).expect("the file can be read"));
+    }
 }
 
 #[test]

@@ -378,7 +378,7 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
     // changes nothing; a record there is a barrier.
     assert_eq!(driver.event_query(recorded(&driver, other)), Ok(true));
     assert_eq!(driver.stream_query(D0, LEGACY), Ok(false));
-    let done = driver.event_create(D0).unwrap();
+    let done = recorded(&driver, free);
     driver.stream_wait_event(D0, LEGACY, done).unwrap();
     assert_eq!(driver.event_query(recorded(&driver, other)), Ok(true));
     let barrier = recorded(&driver, LEGACY);
@@ -423,7 +423,7 @@ fn host_calls_wait_for_stalled_work() {
     blocks_until_resumed(|driver, _, event, _| driver.event_synchronize(event).unwrap());
     blocks_until_resumed(|driver, _, _, _| driver.context_synchronize(D0).unwrap());
     blocks_until_resumed(|driver, _, _, plain| free(driver, plain).unwrap());
-    blocks_until_resumed(|driver, _, _, _| drop(driver.module_load(D0, BUILTIN_MODULE.as_bytes()).unwrap()));
+    blocks_until_resumed(|driver, _, _, _| _ = driver.module_load(D0, BUILTIN_MODULE.as_bytes()).unwrap());
 }
 
 #[test]
@@ -571,15 +571,15 @@ fn dead_handles_end_the_test() {
     driver.event_destroy(event).unwrap();
     driver.mem_release(handle).unwrap();
     let calls: [(&str, &dyn Fn()); 9] = [
-        ("stream query", &|| drop(driver.stream_query(D0, stream))),
-        ("stream id", &|| drop(driver.stream_id(D0, stream))),
-        ("stream destroy", &|| drop(driver.stream_destroy(stream))),
-        ("a stream never made", &|| drop(driver.stream_query(D0, StreamHandle(0x1234_5670)))),
-        ("event query", &|| drop(driver.event_query(event))),
-        ("event destroy", &|| drop(driver.event_destroy(event))),
-        ("map", &|| drop(driver.mem_map(at, PAGE, 0, handle))),
-        ("release of a handle never made", &|| drop(driver.mem_release(PhysicalHandle(0x1234_5670)))),
-        ("copy from nowhere", &|| drop(driver.memcpy_async(D0, at, DevicePtr::new(0x1234_5600), 16, LEGACY))),
+        ("stream query", &|| _ = driver.stream_query(D0, stream)),
+        ("stream id", &|| _ = driver.stream_id(D0, stream)),
+        ("stream destroy", &|| _ = driver.stream_destroy(stream)),
+        ("a stream never made", &|| _ = driver.stream_query(D0, StreamHandle(0x1234_5670))),
+        ("event query", &|| _ = driver.event_query(event)),
+        ("event destroy", &|| _ = driver.event_destroy(event)),
+        ("map", &|| _ = driver.mem_map(at, PAGE, 0, handle)),
+        ("release of a handle never made", &|| _ = driver.mem_release(PhysicalHandle(0x1234_5670))),
+        ("copy from nowhere", &|| _ = driver.memcpy_async(D0, at, DevicePtr::new(0x1234_5600), 16, LEGACY)),
     ];
     for (what, call) in calls {
         assert!(panic_text(call).starts_with("undefined behaviour"), "{what}");
@@ -614,7 +614,7 @@ fn the_kth_call_fails_and_has_no_effect() {
 fn a_planned_panic_has_no_effect_either_and_leaves_no_lock() {
     let driver = SimDriver::new(small());
     driver.panic_at(Call::MemCreate, 0);
-    assert_eq!(panic_text(|| drop(create(&driver, 1))), "planned panic in cuMemCreate");
+    assert_eq!(panic_text(|| _ = create(&driver, 1)), "planned panic in cuMemCreate");
     assert_eq!(driver.live_handles(), 0);
     assert!(create(&driver, 1).is_ok());
 }

@@ -4,7 +4,7 @@ use super::work::{Event, Work};
 use std::path::{Path, PathBuf};
 use vrampool::trace::{Action, Trace};
 
-/// Reads traces from files and from the files of folders, in the order of their names.
+/// Reads traces from files, and from folders their compressed traces in the order of their names.
 ///
 /// # Errors
 /// A sentence that names the file or folder.
@@ -27,11 +27,11 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Vec<Work>, String> {
     files.iter().map(|file| read(file)).collect()
 }
 
-/// A trace's file by its name without the endings.
 fn is_trace(path: &Path) -> bool {
-    path.to_str().is_some_and(|name| name.ends_with(".csv") || name.ends_with(".csv.gz"))
+    path.to_str().is_some_and(|name| name.ends_with(".csv.gz"))
 }
 
+/// A trace under the name of its file, without the endings.
 fn read(path: &Path) -> Result<Work, String> {
     let trace = Trace::open(path).map_err(|error| error.to_string())?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

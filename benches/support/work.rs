@@ -35,9 +35,4 @@ impl Work {
         }
         peak
     }
-
-    /// The number of allocations.
-    pub(crate) fn allocations(&self) -> usize {
-        self.events.iter().filter(|event| matches!(event, Event::Allocate(_))).count()
-    }
 }

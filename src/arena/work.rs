@@ -1,7 +1,7 @@
 //! Work for the driver, done without any lock: making and mapping memory, and giving it back.
 
 use super::{Pages, Site};
-use crate::driver::{AccessDescriptor, AccessFlags, Call, DriverResult, HandleProperties, MemoryKind, PhysicalHandle};
+use crate::driver::{AccessDescriptor, AccessFlags, Call, DriverResult, HandleProperties, PhysicalHandle};
 use crate::error::CuResult;
 use crate::sync::Arc;
 use crate::units::DevicePtr;
@@ -99,7 +99,7 @@ impl Work {
         for piece in &mut self.pieces {
             match piece.stage {
                 Stage::PlannedPlain => {
-                    piece.stage = Stage::Allocated(step(allocation(*kind), driver.mem_alloc(*device, *kind, piece.bytes))?);
+                    piece.stage = Stage::Allocated(step(Call::allocates(*kind), driver.mem_alloc(*device, *kind, piece.bytes))?);
                 }
                 Stage::Planned => {
                     let created = driver.mem_create(piece.bytes, &HandleProperties::on(*device));
@@ -147,26 +147,9 @@ impl Piece {
             self.stage = Stage::Planned;
         }
         if let Stage::Allocated(base) = self.stage {
-            step(release_of(site.kind), driver.mem_free(site.device, site.kind, base))?;
+            step(Call::frees(site.kind), driver.mem_free(site.device, site.kind, base))?;
             self.stage = if self.address.is_null() { Stage::PlannedPlain } else { Stage::Freed };
         }
         Ok(())
-    }
-}
-
-/// The driver's name for a plain allocation of a kind.
-fn allocation(kind: MemoryKind) -> Call {
-    match kind {
-        MemoryKind::Device => Call::MemAlloc,
-        MemoryKind::Pinned => Call::MemAllocHost,
-        MemoryKind::Managed => Call::MemAllocManaged,
-    }
-}
-
-/// The driver's name for freeing one.
-fn release_of(kind: MemoryKind) -> Call {
-    match kind {
-        MemoryKind::Device | MemoryKind::Managed => Call::MemFree,
-        MemoryKind::Pinned => Call::MemFreeHost,
     }
 }

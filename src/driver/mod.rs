@@ -85,11 +85,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// The address is a multiple of 256.
     ///
     /// # Errors
-    /// [`CuResult::ERROR_OUT_OF_MEMORY`]; [`CuResult::ERROR_INVALID_VALUE`] for zero bytes.
+    /// [`CuResult::ERROR_OUT_OF_MEMORY`]; [`CuResult::ERROR_INVALID_VALUE`] for zero bytes, but of pinned memory, of which
+    /// the driver answers with the null address.
     fn mem_alloc(&self, device: DeviceId, kind: MemoryKind, bytes: u64) -> DriverResult<DevicePtr>;
 
-    /// Frees what [`Driver::mem_alloc`] of the same kind returned (`cuMemFree`, `cuMemFreeHost`). It waits for the
-    /// context's queued work.
+    /// Frees what [`Driver::mem_alloc`] of the same device and kind returned (`cuMemFree`, `cuMemFreeHost`). It waits for
+    /// the context's queued work. Freeing the null address does nothing.
     ///
     /// # Errors
     /// [`CuResult::ERROR_INVALID_VALUE`] for an address that is not the start of such an allocation.
@@ -117,7 +118,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// [`CuResult::ERROR_INVALID_VALUE`] for another range than one reserved.
     fn mem_address_free(&self, address: DevicePtr, bytes: u64) -> DriverResult<()>;
 
-    /// Makes physical memory (`cuMemCreate`).
+    /// Makes physical memory (`cuMemCreate`). It goes on working in a process whose context is broken, as all virtual
+    /// memory management does: a pool can give its memory back after a kernel failed.
     ///
     /// # Errors
     /// [`CuResult::ERROR_OUT_OF_MEMORY`], which the driver also returns where handles run out;
@@ -127,21 +129,25 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Drops the handle (`cuMemRelease`). The memory goes back when it is mapped nowhere.
     ///
     /// # Errors
-    /// [`CuResult::ERROR_INVALID_VALUE`] for a handle that is not live.
+    /// [`CuResult::ERROR_INVALID_VALUE`] for handle 0 and, mostly, for one released before. The driver may crash on any
+    /// other value.
     fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()>;
 
     /// Maps a whole handle at a reserved address (`cuMemMap`). `offset` must be 0 and `bytes` the handle's size. The
     /// mapping has no access until [`Driver::mem_set_access`].
     ///
     /// # Errors
-    /// [`CuResult::ERROR_NOT_SUPPORTED`] for an offset; [`CuResult::ERROR_INVALID_VALUE`] for an address off the
-    /// granularity, outside a reservation, or mapped already.
+    /// [`CuResult::ERROR_NOT_SUPPORTED`] for an offset or another size than the handle's;
+    /// [`CuResult::ERROR_INVALID_VALUE`] for 0 bytes, and for an address off the granularity, outside a reservation, or
+    /// mapped already. The driver may crash on a handle that is not live.
     fn mem_map(&self, address: DevicePtr, bytes: u64, offset: u64, handle: PhysicalHandle) -> DriverResult<()>;
 
-    /// Unmaps one whole mapping (`cuMemUnmap`). The caller has seen to it that no queued work touches it.
+    /// Unmaps one whole mapping (`cuMemUnmap`). It waits for nothing: the caller has seen to it that no queued work
+    /// touches the range.
     ///
     /// # Errors
-    /// [`CuResult::ERROR_INVALID_VALUE`] for a range that is not exactly one mapping.
+    /// [`CuResult::ERROR_INVALID_VALUE`] for a range that cuts a mapping. Some drivers take a range of several whole
+    /// mappings, or of none; callers may not rely on either answer.
     fn mem_unmap(&self, address: DevicePtr, bytes: u64) -> DriverResult<()>;
 
     /// Sets which devices may use the mappings in a range, and how (`cuMemSetAccess`).
@@ -171,7 +177,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// [`CuResult::ERROR_NOT_SUPPORTED`] where the driver has no such call.
     fn stream_id(&self, device: DeviceId, stream: StreamHandle) -> DriverResult<u64>;
 
-    /// Whether everything queued on the stream is done (`cuStreamQuery`).
+    /// Whether everything queued on the stream is done (`cuStreamQuery`). The legacy stream is done when the blocking
+    /// streams are as well. A blocking stream on which nothing but records and waits is queued behind the legacy stream's
+    /// work may count as done (seen on an H200), though its events are not: it is the event that proves.
     ///
     /// # Errors
     /// The code of the work's failure.
@@ -216,7 +224,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// The driver's code.
     fn event_destroy(&self, event: EventHandle) -> DriverResult<()>;
 
-    /// Records the event behind what is queued on the stream (`cuEventRecord`).
+    /// Records the event behind what is queued on the stream (`cuEventRecord`). On the legacy stream a record is a barrier
+    /// like any other work: blocking streams wait for it. (A wait for an event that is done already is not.)
     ///
     /// # Errors
     /// [`CuResult::ERROR_INVALID_HANDLE`] where stream and event are of different contexts.
@@ -242,10 +251,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     // ---- work ----
 
-    /// Queues a copy between two addresses (`cuMemcpyAsync`).
+    /// Queues a copy between two addresses (`cuMemcpyAsync`). The driver takes an address that it does not know for one
+    /// of the host's, and may crash on it.
     ///
     /// # Errors
-    /// [`CuResult::ERROR_INVALID_VALUE`] for a range that is not accessible memory.
+    /// [`CuResult::ERROR_INVALID_VALUE`] for a range that begins in memory and leaves it, or to which access is not set.
     fn memcpy_async(
         &self,
         device: DeviceId,
@@ -280,7 +290,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// The driver's code.
     fn launch_host_function(&self, device: DeviceId, stream: StreamHandle, function: Box<dyn FnOnce() + Send>) -> DriverResult<()>;
 
-    /// Loads a module from PTX text or a binary image (`cuModuleLoadData`).
+    /// Loads a module from PTX text, which a zero byte ends, or from a binary image (`cuModuleLoadData`). It may wait for
+    /// the context's queued work.
     ///
     /// # Errors
     /// [`CuResult::ERROR_INVALID_IMAGE`], [`CuResult::ERROR_INVALID_PTX`].

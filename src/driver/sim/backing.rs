@@ -107,12 +107,12 @@ impl Backing {
 
     /// Makes a plain allocation accessible.
     pub(super) fn plain_alloc(&mut self, start: u64, bytes: u64) -> bool {
-        let first = start / HOST_PAGE * HOST_PAGE;
-        let end = (start + bytes).next_multiple_of(HOST_PAGE).min(self.plain.0 + self.plain.1);
-        if first < self.plain.0 && start < self.plain.0 {
+        let region_end = self.plain.0 + self.plain.1;
+        if start < self.plain.0 || start.checked_add(bytes).is_none_or(|end| end > region_end) {
             return false;
         }
-        let first = first.max(self.plain.0);
+        let first = (start / HOST_PAGE * HOST_PAGE).max(self.plain.0);
+        let end = (start + bytes).next_multiple_of(HOST_PAGE).min(region_end);
         // SAFETY: the range lies in the plain region, which is this struct's own; making its pages accessible takes
         // nothing from anyone (mprotect(2)).
         if unsafe { mprotect(pointer(first), (end - first) as usize, MprotectFlags::READ | MprotectFlags::WRITE) }.is_err() {
@@ -297,5 +297,40 @@ impl Drop for Backing {
             unreserve(start, bytes);
         }
         unreserve(self.plain.0, self.plain.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_accessible_at_the_moment_is_touched() {
+        let bytes = HOST_PAGE;
+        let mut backing = Backing::new(&[16 * bytes]).unwrap();
+        let at = backing.reserve(4 * bytes, 0).unwrap();
+        let offset = backing.create(0, bytes).unwrap();
+        let read = |backing: &mut Backing| {
+            let mut byte = [9];
+            backing.read(&mut byte, at);
+            byte[0]
+        };
+        assert!(!backing.map(at.wrapping_sub(bytes), bytes, 0, offset), "outside the reservation");
+        assert!(backing.map(at, bytes, 0, offset));
+        assert_eq!(read(&mut backing), 9, "mapped without access");
+        assert!(backing.protect(at, bytes, true, false));
+        backing.write(at, &[7]);
+        assert_eq!(read(&mut backing), 0, "read only");
+        assert!(backing.protect(at, bytes, true, true));
+        backing.write(at, &[7]);
+        backing.fill(at, 8, bytes + 1);
+        backing.copy(at, at + bytes, 1);
+        assert_eq!(read(&mut backing), 7, "a range that leaves the mapping is not touched at all");
+        assert!(backing.unmap(at, bytes));
+        assert_eq!(read(&mut backing), 9, "unmapped");
+        assert!(backing.map(at + bytes, bytes, 0, offset) && backing.protect(at + bytes, bytes, true, true));
+        let mut byte = [0];
+        backing.read(&mut byte, at + bytes);
+        assert_eq!(byte, [7], "the bytes moved");
     }
 }

@@ -6,11 +6,11 @@
 //!
 //! # Whose rules
 //! The codes, and what is allowed at all, are those seen on an H200 with driver 580 (CUDA 13.0), by provoking each; the
-//! [conformance suite](super::conformance) holds them. Where a driver is more lenient than [`Driver`] lets its callers
-//! be, the simulation is strict: it refuses an unmap of several mappings, of holes or of nothing (but for
-//! [`SimConfig::multi_unmap`]), a mapping that reaches past the end of its reservation, plain memory freed as another
-//! kind or through another device, and a stream named together with a device that is not its own. It counts a plain
-//! allocation at the size asked for; the driver takes 2 MiB at a time.
+//! conformance suite (`driver::conformance`, feature `testing`) holds them. Where a driver is more lenient than
+//! [`Driver`] lets its callers be, the simulation is strict: it refuses an unmap of several mappings, of holes or of
+//! nothing (but for [`SimConfig::multi_unmap`]), a mapping that reaches past the end of its reservation, plain memory
+//! freed as another kind or through another device, and a stream named together with a device that is not its own. It
+//! counts a plain allocation at the size asked for; the driver takes 2 MiB at a time.
 //!
 //! A broken context refuses everything but virtual memory management, which belongs to no context, and questions about
 //! the machine.
@@ -37,7 +37,7 @@
 //! they for it; a wait for an event that is done already is no operation.
 //!
 //! # Concurrency
-//! One lock round everything. Hooks and host functions run without it. A call costs some 100 ns and is at most
+//! One lock round everything. Hooks and host functions run without it. A call takes well under a microsecond and is at most
 //! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued.
 //!
 //! # What it does not do
