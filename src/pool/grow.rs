@@ -144,7 +144,10 @@ struct Reserving<'a> {
 
 impl Drop for Reserving<'_> {
     fn drop(&mut self) {
-        self.shared.core.lock().end_work(self.done);
+        let mut core = self.shared.core.lock();
+        core.reserving = false;
+        core.end_work(self.done);
+        drop(core);
         self.shared.settled.notify_all();
     }
 }
@@ -242,6 +245,7 @@ impl Shared {
                     core.begin_work();
                     drop(core);
                     let mut reserving = Reserving { shared: self, done: false };
+                    core.reserving = true;
                     reserving.done = self.reserve(request.shape)?;
                     attempt.no_addresses = !reserving.done;
                     drop(reserving);
@@ -364,7 +368,8 @@ impl Shared {
             let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
             if !attempt.no_addresses && missing && pages_bytes <= room.saturating_add(idle) {
-                return Step::Reserve;
+                // Another thread's addresses may do for this one, too.
+                return if core.reserving { Step::Wait } else { Step::Reserve };
             }
         }
         if attempt.no_addresses {
