@@ -53,7 +53,7 @@ struct Attempt {
     coarse: bool,
     /// Whether no addresses can be reserved, so that only plain allocations are left.
     no_addresses: bool,
-    /// Whether a plain allocation came at an address that could not be used.
+    /// Whether a plain allocation came at an address that could not be used, and another one would fare no better.
     misplaced: bool,
     /// Whether the driver refused while other work was under way: the next attempt waits until there is none.
     contested: bool,
@@ -210,6 +210,7 @@ impl Shared {
                 }
                 Step::Plain { work, beyond } => {
                     let asked = Asked::new(&core, &work, beyond);
+                    let padding = core.buddy.arena.plain_bytes(0);
                     drop(core);
                     let mut under_way = UnderWay::new(self, work, Vec::new());
                     let grown = self.call_to_grow(under_way.work(), &asked);
@@ -219,7 +220,8 @@ impl Shared {
                     match grown {
                         Grown::Done if mapped => {}
                         Grown::Done => {
-                            attempt.misplaced = true;
+                            // The next one is asked for with padding, unless that would not help.
+                            attempt.misplaced = core.buddy.arena.plain_bytes(0) == padding;
                             let work = core.begin_release(&[]);
                             core = self.give_back(core, work)?;
                         }
@@ -243,9 +245,9 @@ impl Shared {
                 }
                 Step::Reserve => {
                     core.begin_work();
+                    core.reserving = true;
                     drop(core);
                     let mut reserving = Reserving { shared: self, done: false };
-                    core.reserving = true;
                     reserving.done = self.reserve(request.shape)?;
                     attempt.no_addresses = !reserving.done;
                     drop(reserving);
@@ -379,7 +381,7 @@ impl Shared {
             let bytes = least.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
             let pages = (bytes / self.site.page_bytes) as u32;
             let needed = core.buddy.arena.plain_bytes(pages);
-            if needed <= room && !(attempt.misplaced && core.buddy.arena.plain_bytes(0) == 0) {
+            if needed <= room && !attempt.misplaced {
                 return Step::Plain { work: core.begin_plain(pages), beyond: bytes > least };
             }
             if let Some(work) = needed.checked_sub(room).and_then(|short| self.make_room(core, None, short)) {
@@ -449,12 +451,11 @@ impl Shared {
             let alignment = if size.is_power_of_two() { size.min(GIB).max(page_bytes) } else { page_bytes };
             match self.site.driver.mem_address_reserve(size, alignment) {
                 Ok(base) => {
-                    let added = self.core.lock().buddy.arena.add_region(base, size).is_some();
-                    if !added {
-                        // The index space is full. What cannot be given back now is lost: it is only addresses.
-                        let _ = self.site.driver.mem_address_free(base, size);
+                    if self.core.lock().buddy.arena.add_region(base, size).is_some() {
+                        return Ok(true);
                     }
-                    return Ok(added);
+                    // The index space has no place for so many. What cannot be given back now is lost: it is only addresses.
+                    let _ = self.site.driver.mem_address_free(base, size);
                 }
                 Err(CuResult::ERROR_OUT_OF_MEMORY | CuResult::ERROR_INVALID_VALUE | CuResult::ERROR_NOT_SUPPORTED) => {
                     self.core.lock().buddy.arena.note_addresses_scarce();
