@@ -53,7 +53,7 @@ struct Attempt {
     coarse: bool,
     /// Whether no addresses can be reserved, so that only plain allocations are left.
     no_addresses: bool,
-    /// Whether a plain allocation came at an address that could not be used.
+    /// Whether a plain allocation came at an address that could not be used, and another one would fare no better.
     misplaced: bool,
     /// Whether the driver refused while other work was under way: the next attempt waits until there is none.
     contested: bool,
@@ -144,7 +144,10 @@ struct Reserving<'a> {
 
 impl Drop for Reserving<'_> {
     fn drop(&mut self) {
-        self.shared.core.lock().end_work(self.done);
+        let mut core = self.shared.core.lock();
+        core.reserving = false;
+        core.end_work(self.done);
+        drop(core);
         self.shared.settled.notify_all();
     }
 }
@@ -176,7 +179,8 @@ impl Shared {
 
     fn grow_or_refuse(&self, request: &Request) -> Result<Result<Served, OutOfMemory>> {
         let mut attempt = Attempt {
-            step_bytes: self.growth_bytes,
+            // A wish beyond all memory is a wish for all of it.
+            step_bytes: self.growth_bytes.min(self.memory_bytes),
             driver_room: None,
             code: None,
             driver_free: None,
@@ -206,6 +210,7 @@ impl Shared {
                 }
                 Step::Plain { work, beyond } => {
                     let asked = Asked::new(&core, &work, beyond);
+                    let padding = core.buddy.arena.plain_bytes(0);
                     drop(core);
                     let mut under_way = UnderWay::new(self, work, Vec::new());
                     let grown = self.call_to_grow(under_way.work(), &asked);
@@ -215,7 +220,8 @@ impl Shared {
                     match grown {
                         Grown::Done if mapped => {}
                         Grown::Done => {
-                            attempt.misplaced = true;
+                            // The next one is asked for with padding, unless that would not help.
+                            attempt.misplaced = core.buddy.arena.plain_bytes(0) == padding;
                             let work = core.begin_release(&[]);
                             core = self.give_back(core, work)?;
                         }
@@ -239,6 +245,7 @@ impl Shared {
                 }
                 Step::Reserve => {
                     core.begin_work();
+                    core.reserving = true;
                     drop(core);
                     let mut reserving = Reserving { shared: self, done: false };
                     reserving.done = self.reserve(request.shape)?;
@@ -363,7 +370,8 @@ impl Shared {
             let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
             if !attempt.no_addresses && missing && pages_bytes <= room.saturating_add(idle) {
-                return Step::Reserve;
+                // Another thread's addresses may do for this one, too.
+                return if core.reserving { Step::Wait } else { Step::Reserve };
             }
         }
         if attempt.no_addresses {
@@ -373,7 +381,7 @@ impl Shared {
             let bytes = least.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
             let pages = (bytes / self.site.page_bytes) as u32;
             let needed = core.buddy.arena.plain_bytes(pages);
-            if needed <= room && !(attempt.misplaced && core.buddy.arena.plain_bytes(0) == 0) {
+            if needed <= room && !attempt.misplaced {
                 return Step::Plain { work: core.begin_plain(pages), beyond: bytes > least };
             }
             if let Some(work) = needed.checked_sub(room).and_then(|short| self.make_room(core, None, short)) {
@@ -443,12 +451,11 @@ impl Shared {
             let alignment = if size.is_power_of_two() { size.min(GIB).max(page_bytes) } else { page_bytes };
             match self.site.driver.mem_address_reserve(size, alignment) {
                 Ok(base) => {
-                    let added = self.core.lock().buddy.arena.add_region(base, size).is_some();
-                    if !added {
-                        // The index space is full. What cannot be given back now is lost: it is only addresses.
-                        let _ = self.site.driver.mem_address_free(base, size);
+                    if self.core.lock().buddy.arena.add_region(base, size).is_some() {
+                        return Ok(true);
                     }
-                    return Ok(added);
+                    // The index space has no place for so many. What cannot be given back now is lost: it is only addresses.
+                    let _ = self.site.driver.mem_address_free(base, size);
                 }
                 Err(CuResult::ERROR_OUT_OF_MEMORY | CuResult::ERROR_INVALID_VALUE | CuResult::ERROR_NOT_SUPPORTED) => {
                     self.core.lock().buddy.arena.note_addresses_scarce();

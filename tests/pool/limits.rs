@@ -358,6 +358,27 @@ fn nobody_is_refused_on_a_full_device_while_others_are_at_work() {
     }
 }
 
+/// Threads that start together need one reservation, not one each: half a TiB for every thread is soon all there is.
+#[test]
+fn who_needs_addresses_that_another_is_reserving_waits_for_them() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        let (first, second) = amid(&machine, &[Call::MemAddressReserve], || pool.allocate_buffer(page), || pool.allocate_buffer(page));
+        assert_eq!(machine.sim.calls(Call::MemAddressReserve), 1, "{source:?}");
+        drop([first.unwrap(), second.unwrap()]);
+        // Where the reservation fails, who waited makes its own.
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        machine.sim.fail(Call::MemAddressReserve, 0, CuResult::ERROR_UNKNOWN);
+        let (first, second) = amid(&machine, &[Call::MemAddressReserve], || pool.allocate_buffer(page), || pool.allocate_buffer(page));
+        assert!(first.unwrap_err().is_driver());
+        drop(second.unwrap());
+        machine.finish(pool);
+    }
+}
+
 /// The last addresses are reserved by one thread while another, refused, turns to what needs addresses too.
 #[test]
 fn nobody_is_refused_for_addresses_that_another_has_just_reserved() {
