@@ -29,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The largest handle, in bytes.
 const MAX_HANDLE_BYTES: u64 = 32 * MIB;
-/// A request's window is cut into at least this many handles, so that they can go back one by one.
+/// What is mapped at once is cut into at least this many handles, so that they can go back one by one.
 const HANDLES_PER_REQUEST: u32 = 4;
 /// What addresses are reserved for at first, in multiples of the memory.
 const ADDRESSES_PER_MEMORY: u64 = 8;
@@ -406,8 +406,8 @@ impl Shared {
         let handle_pages = if attempt.coarse {
             1 << 30
         } else {
-            let most = (MAX_HANDLE_BYTES / page_bytes).max(1) as u32;
-            let wanted = (window.missing_pages / HANDLES_PER_REQUEST).clamp(1, most);
+            let most = (MAX_HANDLE_BYTES / page_bytes).max(1);
+            let wanted = ((u64::from(window.missing_pages) + extra) / u64::from(HANDLES_PER_REQUEST)).clamp(1, most);
             1 << wanted.ilog2()
         };
         let (work, parts) = core.begin_map(window, extra.min(u64::from(u32::MAX)) as u32, handle_pages);
