@@ -108,6 +108,11 @@ impl Core {
     pub(super) fn accept(&mut self, run: Run, request: &Request) -> Served {
         match request.route {
             Route::Slab(class) => {
+                // While the run was on its way, a slot may have become free.
+                if let Some(served) = self.take_slot(class, request) {
+                    self.buddy.give(run);
+                    return served;
+                }
                 let slab = self.slabs.adopt(class, run);
                 for grain in run.start..run.end() {
                     self.buddy.directory.set(grain, Owner::Slab(slab));

@@ -7,6 +7,7 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::thread::{self, ThreadId};
 use vrampool::driver::{Call, Driver, Meter};
 use vrampool::error::CuResult;
+use vrampool::units::KIB;
 use vrampool::{Device, DeviceBuffer, Pool};
 
 /// What another thread is about.
@@ -95,6 +96,26 @@ fn who_needs_what_a_failing_growth_has_waits_for_it() {
             free(&pool, address).unwrap();
             machine.finish(pool);
         }
+    }
+}
+
+/// A slot is freed while a slab is mapped for who found none: taking that slot leaves a slab that nothing empties.
+#[test]
+fn a_slab_that_is_not_needed_any_more_is_free_memory() {
+    for source in SOURCES {
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        let mut buffers = vec![pool.allocate_buffer(64 * KIB).unwrap()];
+        while pool.statistics().free_bytes + pool.statistics().slab_idle_bytes > 0 {
+            buffers.push(pool.allocate_buffer(64 * KIB).unwrap());
+        }
+        let first = buffers.swap_remove(0);
+        let (block, ()) = amid(&machine, TAKING, || pool.allocate_buffer(64 * KIB).unwrap(), || drop(first));
+        let statistics = machine.check(&pool);
+        assert_eq!((statistics.slab_idle_bytes, statistics.free_bytes), (0, source.page_bytes()), "{source:?}");
+        drop((block, buffers));
+        assert_eq!(pool.trim(0).unwrap(), 0);
+        machine.finish(pool);
     }
 }
 
