@@ -57,6 +57,9 @@ struct Attempt {
     misplaced: bool,
     /// Whether the driver refused while other work was under way: the next attempt waits until there is none.
     contested: bool,
+    /// The core's count of progress that this attempt knows of. More than that is others' doing: what the driver has left
+    /// may have changed, in memory and in addresses.
+    progress: u64,
     /// Whether the driver was asked once more to take back what it would not take before.
     stuck_tried: bool,
 }
@@ -188,12 +191,19 @@ impl Shared {
             no_addresses: !self.site.maps_pages,
             misplaced: false,
             contested: false,
+            progress: 0,
             stuck_tried: false,
         };
         let mut core = self.core.lock();
+        attempt.progress = core.progress;
         loop {
             if let Some(served) = core.serve(request) {
                 return Ok(Ok(served));
+            }
+            if attempt.progress != core.progress {
+                attempt.progress = core.progress;
+                attempt.driver_room = None;
+                attempt.no_addresses = !self.site.maps_pages;
             }
             match self.plan(&mut core, request, &attempt) {
                 Step::Map { work, parts, run, beyond } => {
@@ -224,6 +234,7 @@ impl Shared {
                             attempt.misplaced = core.buddy.arena.plain_bytes(0) == padding;
                             let work = core.begin_release(&[]);
                             core = self.give_back(core, work)?;
+                            attempt.progress += 1;
                         }
                         Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
                         Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
@@ -232,6 +243,7 @@ impl Shared {
                 Step::Release { work } => {
                     let bytes = work.bytes();
                     core = self.give_back(core, work)?;
+                    attempt.progress += 1;
                     attempt.driver_room = attempt.driver_room.map(|room| room.saturating_add(bytes));
                 }
                 Step::ReleaseStuck { work } => {
@@ -250,18 +262,11 @@ impl Shared {
                     let mut reserving = Reserving { shared: self, done: false };
                     reserving.done = self.reserve(request.shape)?;
                     attempt.no_addresses = !reserving.done;
+                    attempt.progress += u64::from(reserving.done);
                     drop(reserving);
                     core = self.core.lock();
                 }
-                Step::Wait => {
-                    let progress = core.progress;
-                    core = self.settled.wait(core);
-                    if core.progress != progress {
-                        // What the driver has left may have changed, in memory and in addresses.
-                        attempt.driver_room = None;
-                        attempt.no_addresses = !self.site.maps_pages;
-                    }
-                }
+                Step::Wait => core = self.settled.wait(core),
                 Step::Refuse => {
                     // A slab needs several grains in a row; the request itself may need one.
                     return Ok(core

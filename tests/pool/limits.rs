@@ -99,6 +99,24 @@ fn who_needs_what_a_failing_growth_has_waits_for_it() {
     }
 }
 
+/// Who makes room knows what it gives back itself; what another gives back meanwhile is room as well.
+#[test]
+fn what_a_trim_gives_back_while_a_request_makes_room_is_counted() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::new(source, 2 * page);
+        let pool = machine.pool();
+        // Two idle pages with a hole between them, and the device is full.
+        let blocks = [pool.allocate_buffer(1).unwrap(), pool.allocate_buffer_aligned(1, 2 * page).unwrap()];
+        drop(blocks);
+        assert_eq!((pool.statistics().free_bytes, pool.statistics().largest_free_bytes), (2 * page, page));
+        let (block, trimmed) = amid(&machine, GIVING, || pool.allocate_buffer(2 * page), || pool.trim(0));
+        trimmed.unwrap();
+        drop(block.unwrap_or_else(|error| panic!("{source:?}: {error}")));
+        machine.finish(pool);
+    }
+}
+
 /// A slot is freed while a slab is mapped for who found none: taking that slot leaves a slab that nothing empties.
 #[test]
 fn a_slab_that_is_not_needed_any_more_is_free_memory() {
