@@ -1,0 +1,6 @@
+//! Names the library as the driver's is named, so that a program linked with it asks for `libcuda.so.1`.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+}
