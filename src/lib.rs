@@ -4,6 +4,7 @@
 //! # #[cfg(feature = "sim")] {
 //! use vrampool::{Device, Pool};
 //!
+//! // `Device::first()?` is the first CUDA device.
 //! let pool = Pool::builder().device(Device::simulated()).maximum(8 << 30).build()?;
 //!
 //! // Owned: freed when it is dropped.
@@ -26,7 +27,8 @@
 //!   and for pinned and managed memory, the pool is made of plain allocations.
 //! - Every address is a multiple of 256; [`Pool::allocate_aligned`] goes up to 1 GiB.
 //! - A failed operation changes nothing, and its [`Error`] has the numbers. Freeing what is not a live block is an error.
-//! - All layers stand on one trait, [`driver::Driver`], and run unchanged on the [simulated device](driver::sim).
+//! - All layers stand on one trait, [`driver::Driver`], and run unchanged on [CUDA](driver::cuda) and on the
+//!   [simulated device](driver::sim).
 //!
 //! # Stream ordering
 //! In this version the pool knows nothing of streams: a block may be freed when no queued work touches it, and memory

@@ -55,6 +55,15 @@ fn step<T>(call: Call, result: DriverResult<T>) -> Result<T, Failure> {
     result.map_err(|code| Failure { call, code })
 }
 
+/// A step down. A driver that has ended, or a context that was destroyed, has taken its memory along: there is nothing left
+/// to give back.
+fn step_down(call: Call, result: DriverResult<()>) -> Result<(), Failure> {
+    match result {
+        Err(CuResult::ERROR_DEINITIALIZED | CuResult::ERROR_CONTEXT_IS_DESTROYED) => Ok(()),
+        result => step(call, result),
+    }
+}
+
 impl Work {
     pub(super) fn new(site: Arc<Site>, pieces: Vec<Piece>) -> Self {
         let gives_back = !pieces.iter().any(|piece| matches!(piece.stage, Stage::Planned | Stage::PlannedPlain));
@@ -139,15 +148,15 @@ impl Piece {
     fn release(&mut self, site: &Site) -> Result<(), Failure> {
         let driver = &site.driver;
         if let Stage::Mapped(physical) | Stage::Accessible(physical) = self.stage {
-            step(Call::MemUnmap, driver.mem_unmap(self.address, self.bytes))?;
+            step_down(Call::MemUnmap, driver.mem_unmap(self.address, self.bytes))?;
             self.stage = Stage::Created(physical);
         }
         if let Stage::Created(physical) = self.stage {
-            step(Call::MemRelease, driver.mem_release(physical))?;
+            step_down(Call::MemRelease, driver.mem_release(physical))?;
             self.stage = Stage::Planned;
         }
         if let Stage::Allocated(base) = self.stage {
-            step(Call::frees(site.kind), driver.mem_free(site.device, site.kind, base))?;
+            step_down(Call::frees(site.kind), driver.mem_free(site.device, site.kind, base))?;
             self.stage = if self.address.is_null() { Stage::PlannedPlain } else { Stage::Freed };
         }
         Ok(())

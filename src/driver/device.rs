@@ -28,11 +28,27 @@ impl Device {
     /// The first CUDA device.
     ///
     /// # Errors
-    /// [`Error::is_unavailable`]: this version of the crate has no binding to the CUDA driver yet.
+    /// [`Error::is_unavailable`] where there is no CUDA driver or no device, saying what was tried.
     pub fn first() -> Result<Self> {
-        Err(Error::unavailable(
-            "no CUDA device: this version of vrampool does not bind the CUDA driver yet; it runs on the simulated device",
-        ))
+        Self::cuda(0)
+    }
+
+    /// The CUDA device with this ordinal, of [the process's driver](super::cuda::CudaDriver::load).
+    ///
+    /// # Errors
+    /// [`Error::is_unavailable`] where there is no CUDA driver or no such device, saying what was tried.
+    #[cfg(target_os = "linux")]
+    pub fn cuda(ordinal: u32) -> Result<Self> {
+        Self::new(super::cuda::CudaDriver::load()?, DeviceId(ordinal))
+    }
+
+    /// The CUDA device with this ordinal.
+    ///
+    /// # Errors
+    /// [`Error::is_unavailable`]: the CUDA driver is bound on Linux only.
+    #[cfg(not(target_os = "linux"))]
+    pub fn cuda(_ordinal: u32) -> Result<Self> {
+        Err(Error::unavailable("no CUDA device: the CUDA driver is bound on Linux only"))
     }
 
     /// A simulated device with the size and the costs of an H200. Its addresses lead to no memory.

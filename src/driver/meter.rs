@@ -280,6 +280,10 @@ impl Driver for Meter {
         result
     }
 
+    fn alive(&self) -> DriverResult<()> {
+        self.driver.alive()
+    }
+
     fn modelled_ns(&self) -> Option<u64> {
         self.driver.modelled_ns()
     }

@@ -1,6 +1,6 @@
 //! **Driver layer**: what a GPU gives — memory, address ranges, physical handles, streams, events.
 //!
-//! [`Driver`] is the one seam between the pool and the world. Every layer above runs unchanged over a GPU and over the
+//! [`Driver`] is the one seam between the pool and the world. Every layer above runs unchanged over [CUDA](cuda) and over the
 //! [simulated device](sim), and nothing above calls CUDA by another way. The trait speaks in the driver API's own
 //! terms; each method names the function it stands for, and its contract is that function's.
 //!
@@ -24,6 +24,8 @@ mod device;
 mod meter;
 mod types;
 
+#[cfg(target_os = "linux")]
+pub mod cuda;
 #[cfg(feature = "sim")]
 pub mod sim;
 
@@ -323,6 +325,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ) -> DriverResult<()>;
 
     // ---- beside the driver ----
+
+    /// Whether the driver may be called: not any more at process exit, nor in a forked child. No call is made for this, and
+    /// it takes no longer than a look at a flag.
+    ///
+    /// # Errors
+    /// The code that every call would answer: [`CuResult::ERROR_DEINITIALIZED`].
+    fn alive(&self) -> DriverResult<()> {
+        Ok(())
+    }
 
     /// The time that a model says the calls so far would have taken, in nanoseconds, over all threads; `None` where
     /// calls take real time.

@@ -464,6 +464,9 @@ impl Shared {
     /// # Errors
     /// The driver's failure.
     pub(super) fn trim(&self, to: u64) -> Result<u64> {
+        if self.has_ended() {
+            return Ok(0);
+        }
         let mut core = self.core.lock();
         loop {
             let held = core.buddy.arena.held_bytes();

@@ -16,7 +16,7 @@ pub use statistics::{ClassStatistics, Statistics};
 
 use self::core::{Core, Served};
 use crate::arena::Site;
-use crate::driver::MemoryKind;
+use crate::driver::{Call, MemoryKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::units::{DeviceId, DevicePtr, MIN_ALIGNMENT};
@@ -50,6 +50,8 @@ struct Shared {
 
 impl Shared {
     fn allocate(&self, size: u64, alignment: u64) -> Result<Served> {
+        // Before the lock: in a forked child a thread that is not there may hold it.
+        self.site.driver.alive().map_err(|code| Error::driver(Call::allocates(self.site.kind).name(), code))?;
         let result = self.try_allocate(size, alignment);
         if result.is_err() {
             self.core.lock().counts.failed_allocations += 1;
@@ -70,13 +72,25 @@ impl Shared {
         self.grow(&request)
     }
 
+    /// Whether the driver has ended, and the memory with it: then nothing is looked at, as another process's thread may
+    /// hold the lock.
+    fn has_ended(&self) -> bool {
+        self.site.driver.alive().is_err()
+    }
+
     fn free(&self, address: DevicePtr, serial: Option<u32>) -> Result<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
         self.core.lock().free(address, serial).map_err(|why| Error::invalid_free(address, why))
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if self.has_ended() {
+            return;
+        }
         // Nobody is left to tell of a failure, and a panic here would end the process.
         let _ = catch_unwind(AssertUnwindSafe(|| self.core.lock().buddy.arena.close()));
     }
@@ -200,7 +214,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::is_driver`]: the driver would not take something back. The pool keeps it and tries again at the next
-    /// trim.
+    /// trim. A driver that has ended, or whose context was destroyed, has taken its memory along: that is no error.
     ///
     /// # Complexity
     /// O(handles held), and two driver calls for each handle given back.

@@ -3,7 +3,7 @@
 use crate::support::{DEVICE, Draw, MAPPED, Machine, Owners, SOURCES, Source, free};
 use std::sync::Arc;
 use std::thread;
-use vrampool::driver::sim::{SimConfig, SimDriver};
+use vrampool::driver::sim::{FaultTarget, SimConfig, SimDriver};
 use vrampool::driver::{Driver, MemoryKind};
 use vrampool::error::{CuResult, InvalidFree};
 use vrampool::units::{DeviceId, GIB, KIB, MIB};
@@ -79,13 +79,63 @@ fn blocks_that_nobody_freed_go_with_the_pool() {
     }
 }
 
+/// At process exit, in a forked child, and after a device was reset, the driver has taken its memory along. To hold on to
+/// it would be to count what is gone, and to try again for ever.
+#[test]
+fn memory_that_went_with_the_driver_or_its_context_is_given_back() {
+    for source in SOURCES {
+        let page = source.page_bytes();
+        for code in [CuResult::ERROR_DEINITIALIZED, CuResult::ERROR_CONTEXT_IS_DESTROYED] {
+            for from in 0..3 {
+                let machine = Machine::large(source);
+                let pool = machine.pool();
+                let blocks = [page, 5 * page, 3 * page].map(|size| pool.allocate(size).unwrap());
+                blocks.into_iter().for_each(|address| free(&pool, address).unwrap());
+                let held = machine.held();
+                // The driver ends between two calls.
+                (from..200).for_each(|k| machine.sim.fail(FaultTarget::MemoryCalls, k, code));
+                assert_eq!(pool.trim(0).unwrap(), 0, "{source:?}: {code} from call {from} on");
+                assert_eq!(pool.statistics().reserved_bytes, 0);
+                pool.check().unwrap();
+                // What the driver has no more, it gives to nobody.
+                let error = pool.allocate(page).unwrap_err();
+                assert!(error.is_driver() && error.code() == Some(code), "{source:?}: {error}");
+                drop(pool);
+                assert!(machine.held() <= held && machine.held() > 0, "nothing was given back through the ended driver");
+            }
+        }
+    }
+}
+
+/// Any other code says that the memory is still there.
+#[test]
+fn memory_that_the_driver_will_not_take_back_is_kept() {
+    for source in SOURCES {
+        let page = source.page_bytes();
+        for code in [CuResult::ERROR_NOT_INITIALIZED, CuResult::ERROR_INVALID_CONTEXT, CuResult::ERROR_ILLEGAL_ADDRESS, CuResult(710)] {
+            let machine = Machine::large(source);
+            let pool = machine.pool();
+            let address = pool.allocate(page).unwrap();
+            free(&pool, address).unwrap();
+            let held = pool.statistics().reserved_bytes;
+            (0..200).for_each(|k| machine.sim.fail(FaultTarget::MemoryCalls, k, code));
+            let error = pool.trim(0).unwrap_err();
+            assert_eq!((error.is_driver(), error.code()), (true, Some(code)), "{source:?}");
+            assert_eq!(pool.statistics().reserved_bytes, held);
+            machine.sim.clear_faults();
+            assert_eq!(pool.trim(0).unwrap(), 0);
+            machine.finish(pool);
+        }
+    }
+}
+
 /// The memory of a pool of which the building failed half-way belongs to nobody.
 #[test]
 fn a_pool_that_cannot_be_built_leaves_nothing() {
     for source in SOURCES {
         for k in 0..40 {
             let machine = Machine::large(source);
-            machine.sim.fail(vrampool::driver::sim::FaultTarget::AnyCall, k, CuResult::ERROR_UNKNOWN);
+            machine.sim.fail(FaultTarget::AnyCall, k, CuResult::ERROR_UNKNOWN);
             let device = Device::new(Arc::clone(&machine.sim) as Arc<dyn Driver>, DEVICE);
             let built = device.and_then(|device| machine.builder_on(device).initial(9 * source.page_bytes()).build());
             match built {

@@ -68,7 +68,11 @@ pub(crate) fn select(option: Option<Choice>) -> Result<Selected, Failure> {
     let simulated = || Selected { device: Device::simulated(), name: SIMULATED.to_owned() };
     match choice {
         Choice::Simulated => Ok(simulated()),
-        Choice::Cuda(ordinal) => Err(Failure::Usage(format!("cuda:{ordinal} cannot be used: this build has no CUDA driver"))),
+        Choice::Cuda(ordinal) => match Device::cuda(ordinal) {
+            Ok(device) => Ok(Selected { name: format!("cuda:{ordinal}"), device }),
+            Err(error) if error.is_unavailable() => Err(Failure::Usage(format!("cuda:{ordinal} cannot be used: {error}"))),
+            Err(error) => Err(error.into()),
+        },
         Choice::Auto => match Device::first() {
             Ok(device) => Ok(Selected { name: format!("cuda:{}", device.id()), device }),
             Err(error) if error.is_unavailable() => {

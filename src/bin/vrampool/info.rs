@@ -28,9 +28,11 @@ pub(crate) fn run(arguments: &InfoArguments) -> Result<ExitCode, Failure> {
     let entries = (0..devices).map(|ordinal| entry(&selected, DeviceId(ordinal))).collect::<Result<Vec<_>, _>>()?;
     if arguments.common.json {
         let devices: Vec<Value> = entries.iter().map(to_json).collect();
-        output::print_json(&json!({ "driver": binding(&selected), "driver_version": version, "devices": devices }))?;
+        let (driver, library) = binding(&selected)?.map_or(("simulated", None), |(how, library)| (how, Some(library)));
+        output::print_json(&json!({ "driver": driver, "library": library, "driver_version": version, "devices": devices }))?;
     } else {
-        let mut text = format!("driver: {}, CUDA {version}\n", binding(&selected));
+        let driver = binding(&selected)?.map_or("simulated".to_owned(), |(how, library)| format!("{how}: {library}"));
+        let mut text = format!("driver: {driver}, CUDA {version}\n");
         for entry in &entries {
             text.push_str(&format!("\n{}: {}\n", entry.name, entry.properties.name));
             text.push_str(&table::properties(&rows(entry)));
@@ -40,9 +42,23 @@ pub(crate) fn run(arguments: &InfoArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the driver is reached.
-fn binding(selected: &Selected) -> &'static str {
-    if selected.is_simulated() { "simulated" } else { "cuda" }
+/// How the CUDA driver is bound, and its library; `None` for the simulated device.
+#[cfg(target_os = "linux")]
+fn binding(selected: &Selected) -> Result<Option<(&'static str, String)>, Failure> {
+    use vrampool::driver::cuda::{Binding, CudaDriver};
+    if selected.is_simulated() {
+        return Ok(None);
+    }
+    // The driver of the selected device: a process has one.
+    let driver = CudaDriver::load()?;
+    let how = if matches!(driver.binding(), Binding::Linked(_)) { "linked" } else { "run time" };
+    Ok(Some((how, driver.binding().path().display().to_string())))
+}
+
+/// The CUDA driver is bound on Linux only.
+#[cfg(not(target_os = "linux"))]
+fn binding(_: &Selected) -> Result<Option<(&'static str, String)>, Failure> {
+    Ok(None)
 }
 
 fn refused(call: &str, code: CuResult) -> Failure {
@@ -81,6 +97,7 @@ fn to_json(entry: &Entry) -> Value {
         "managed_memory": properties.managed_memory,
         "memory_pools": properties.memory_pools,
         "integrated": properties.integrated,
+        "stream_ids": properties.stream_ids,
     })
 }
 
@@ -95,5 +112,7 @@ fn rows(entry: &Entry) -> Vec<(&'static str, String)> {
         ("granularity of mappings", entry.granularity.map_or("–".to_owned(), |granularity| Bytes(granularity.minimum_bytes).to_string())),
         ("managed memory", yes(properties.managed_memory)),
         ("driver's own memory pools", yes(properties.memory_pools)),
+        ("memory shared with the host", yes(properties.integrated)),
+        ("ids of streams", yes(properties.stream_ids)),
     ]
 }
