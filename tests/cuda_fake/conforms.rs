@@ -5,7 +5,7 @@ use crate::support::{Fake, in_children, in_children_with};
 use std::sync::Arc;
 use vrampool::driver::conformance::{self, Report};
 use vrampool::driver::cuda::CudaDriver;
-use vrampool::driver::{Driver, Meter, MemoryKind};
+use vrampool::driver::{Driver, MemoryKind, Meter};
 use vrampool::units::{DeviceId, KIB, MIB};
 use vrampool::{Device, DeviceBuffer, Pool};
 

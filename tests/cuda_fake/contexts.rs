@@ -16,7 +16,9 @@ impl Program {
     fn retain(&self, device: c_int) -> u64 {
         let mut context = 0;
         // SAFETY: cuDevicePrimaryCtxRetain, of this type; the result goes to a local.
-        let code = unsafe { self.0.function::<unsafe extern "C" fn(*mut u64, c_int) -> c_int>("cuDevicePrimaryCtxRetain")(&raw mut context, device) };
+        let code = unsafe {
+            self.0.function::<unsafe extern "C" fn(*mut u64, c_int) -> c_int>("cuDevicePrimaryCtxRetain")(&raw mut context, device)
+        };
         assert_eq!(code, 0);
         context
     }

@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 use std::{env, fs};
 
 /// The name that the system's loader knows the driver by.
-pub const NAME: &str = "libcuda.so.1";
+pub(crate) const NAME: &str = "libcuda.so.1";
 
 /// The library with every function. A child finds it where its parent put it.
-pub fn full() -> &'static Path {
+pub(crate) fn full() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| match env::var_os("VRAMPOOL_LIBCUDA") {
         Some(path) if super::support::is_child() => path.into(),
@@ -18,7 +18,7 @@ pub fn full() -> &'static Path {
 }
 
 /// The library of a driver no newer than CUDA 10.1.
-pub fn reduced() -> &'static Path {
+pub(crate) fn reduced() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         full();
@@ -56,7 +56,7 @@ fn place(bytes: &[u8], folder: &str) -> PathBuf {
 
 /// A copy of the library without some functions: they have other names there. The loader, which compares names, does not
 /// find them.
-pub fn without(functions: &[impl AsRef<str>], folder: &str) -> PathBuf {
+pub(crate) fn without(functions: &[impl AsRef<str>], folder: &str) -> PathBuf {
     let mut bytes = fs::read(full()).expect("the library");
     for function in functions {
         let name = [b"\0", function.as_ref().as_bytes(), b"\0"].concat();

@@ -115,7 +115,10 @@ fn no_context_is_an_error_where_one_is_needed_and_nowhere_else() {
                 assert_eq!(cu!(fake, cuMemFree_v2(memory => u64)), OK);
                 assert_eq!(cu!(fake, cuMemFree_v2(memory => u64)), INVALID_VALUE);
                 assert_eq!(cu!(fake, cuMemFree_v2(0 => u64)), OK);
-                assert_eq!(cu!(fake, cuMemAddressReserve(&raw mut value => *mut u64, 2 << 20 => usize, 0 => usize, 0 => u64, 0 => u64)), OK);
+                assert_eq!(
+                    cu!(fake, cuMemAddressReserve(&raw mut value => *mut u64, 2 << 20 => usize, 0 => usize, 0 => u64, 0 => u64)),
+                    OK
+                );
                 assert_eq!(cu!(fake, cuMemAddressFree(value => u64, 2 << 20 => usize)), OK);
             });
         });
@@ -161,7 +164,8 @@ fn kernels_and_copies_do_on_bytes_what_they_should() {
         let garbage = c"garbage";
         assert_eq!(cu!(fake, cuModuleLoadData(&raw mut module => *mut u64, garbage.as_ptr() => *const c_char)), 200);
         assert_eq!(cu!(fake, cuModuleLoadData(&raw mut module => *mut u64, image.as_ptr() => *const c_char)), OK);
-        let mut find = |name: &CStr| cu!(fake, cuModuleGetFunction(&raw mut fill => *mut u64, module => u64, name.as_ptr() => *const c_char));
+        let mut find =
+            |name: &CStr| cu!(fake, cuModuleGetFunction(&raw mut fill => *mut u64, module => u64, name.as_ptr() => *const c_char));
         assert_eq!((find(c"nothing"), find(c"fill")), (NOT_FOUND, OK));
         let (mut at, mut words, mut seed) = (allocate(&fake, 4096).unwrap(), 1024_u64, 7_u32);
         let mut arguments = [(&raw mut at).cast::<c_void>(), (&raw mut words).cast(), (&raw mut seed).cast()];
@@ -202,17 +206,14 @@ fn memory_is_mapped_through_the_structs_of_cuda() {
         let mut properties = [0_u32; 8];
         (properties[0], properties[2], properties[3]) = (1, 1, 0);
         let (mut size, mut at, mut handle) = (0_usize, 0_u64, 0_u64);
-        let mut granularity = |properties: &[u32; 8]| {
-            cu!(fake, cuMemGetAllocationGranularity(&raw mut size => *mut usize, properties.as_ptr() => *const u32, 0 => c_int))
-        };
+        let mut granularity = |properties: &[u32; 8]| cu!(fake, cuMemGetAllocationGranularity(&raw mut size => *mut usize, properties.as_ptr() => *const u32, 0 => c_int));
         let mut wrong = properties;
         wrong[3] = 1;
         assert_eq!((granularity(&wrong), granularity(&[0; 8]), granularity(&properties)), (101, INVALID_VALUE, OK));
         assert_eq!(size, 64 << 10);
         assert_eq!(cu!(fake, cuMemAddressReserve(&raw mut at => *mut u64, 4 * size => usize, 0 => usize, 0 => u64, 0 => u64)), OK);
-        let mut create = |bytes: usize| {
-            cu!(fake, cuMemCreate(&raw mut handle => *mut u64, bytes => usize, properties.as_ptr() => *const u32, 0 => u64))
-        };
+        let mut create =
+            |bytes: usize| cu!(fake, cuMemCreate(&raw mut handle => *mut u64, bytes => usize, properties.as_ptr() => *const u32, 0 => u64));
         assert_eq!((create(size - 1), create(2 << 30), create(size)), (INVALID_VALUE, 2, OK));
         assert_eq!(cu!(fake, cuMemMap(at => u64, size => usize, 0 => usize, handle => u64, 0 => u64)), OK);
         let access = [1_u32, 0, 3];

@@ -5,25 +5,25 @@ use libloading::os::unix::Library;
 use std::ffi::{CString, c_char, c_int};
 use std::path::Path;
 use std::process::Command;
-use std::{env, fs, ptr};
+use std::{env, ptr};
 
 const CHILD: &str = "VRAMPOOL_FAKE_CHILD";
 const DONE: &str = "the scenario is done";
 
 /// Whether this process runs one scenario.
-pub fn is_child() -> bool {
+pub(crate) fn is_child() -> bool {
     env::var_os(CHILD).is_some()
 }
 
 /// Runs a scenario in a process of its own for each of some profiles of the fake machine (the parent's part), or in this
 /// one (the child's).
-pub fn in_children<W: FnOnce()>(profiles: &[&str], scenario: W) {
+pub(crate) fn in_children<W: FnOnce()>(profiles: &[&str], scenario: W) {
     let path = library::full();
     in_children_with(profiles.iter().map(|profile| (*profile, path)), scenario);
 }
 
 /// The same, with a library for each.
-pub fn in_children_with<'a, W: FnOnce()>(machines: impl IntoIterator<Item = (&'a str, &'a Path)>, scenario: W) {
+pub(crate) fn in_children_with<'a, W: FnOnce()>(machines: impl IntoIterator<Item = (&'a str, &'a Path)>, scenario: W) {
     if is_child() {
         scenario();
         report_done();
@@ -36,7 +36,7 @@ pub fn in_children_with<'a, W: FnOnce()>(machines: impl IntoIterator<Item = (&'a
 }
 
 /// Says that the scenario has come to its end: a child that ran nothing does not. It may be said at the process's exit.
-pub fn report_done() {
+pub(crate) fn report_done() {
     let line = format!("\n{DONE}\n");
     // SAFETY: the text is valid for its length (write(2)).
     unsafe { libc::write(1, line.as_ptr().cast(), line.len()) };
@@ -57,15 +57,15 @@ fn spawn(closure: &str, profile: &str, library: &Path) -> (bool, String) {
 }
 
 /// The controls of a fake library. The binding and a test that open the same file have the same machine.
-pub struct Fake(Library);
+pub(crate) struct Fake(Library);
 
 impl Fake {
     /// The child's library.
-    pub fn of_child() -> Self {
+    pub(crate) fn of_child() -> Self {
         Self::open(library::full())
     }
 
-    pub fn open(path: &Path) -> Self {
+    pub(crate) fn open(path: &Path) -> Self {
         // SAFETY: the fake library's initialisers do nothing. It stays loaded: the binding never unloads it, and where a test
         // alone has it, the handle lives as long as what is called.
         Self(unsafe { Library::new(path) }.expect("the fake library"))
@@ -75,7 +75,7 @@ impl Fake {
     ///
     /// # Safety
     /// `T` is the function's type.
-    pub unsafe fn function<T: Copy>(&self, name: &str) -> T {
+    pub(crate) unsafe fn function<T: Copy>(&self, name: &str) -> T {
         // SAFETY: the caller's promise.
         *unsafe { self.0.get::<T>(name) }.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
@@ -85,32 +85,32 @@ impl Fake {
     }
 
     /// Has the `k`-th call from now on fail, or each for a `k` below 0.
-    pub fn fail(&self, function: &str, k: i64, code: i32) {
+    pub(crate) fn fail(&self, function: &str, k: i64, code: i32) {
         // SAFETY: the type that the control has.
         let fail = unsafe { self.function::<extern "C" fn(*const c_char, i64, c_int) -> c_int>("fake_fail") };
         assert_eq!(fail(Self::text(function).as_ptr(), k, code), 0, "{function}");
     }
 
     /// Takes planned failures back: how many had not struck.
-    pub fn clear(&self) -> usize {
+    pub(crate) fn clear(&self) -> usize {
         // SAFETY: the type that the control has.
         unsafe { self.function::<extern "C" fn() -> usize>("fake_fail_clear")() }
     }
 
     /// How often a function was called, or all of them.
-    pub fn calls(&self, function: &str) -> u64 {
+    pub(crate) fn calls(&self, function: &str) -> u64 {
         // SAFETY: the type that the control has.
         let calls = unsafe { self.function::<extern "C" fn(*const c_char) -> u64>("fake_calls") };
         calls(Self::text(function).as_ptr())
     }
 
     /// What is outstanding, a line each.
-    pub fn outstanding(&self) -> String {
+    pub(crate) fn outstanding(&self) -> String {
         self.long_text("fake_outstanding")
     }
 
     /// Every function and the version of CUDA that it came with.
-    pub fn symbols(&self) -> Vec<(String, i32)> {
+    pub(crate) fn symbols(&self) -> Vec<(String, i32)> {
         let text = self.long_text("fake_symbols");
         let lines = text.lines().map(|line| line.split_once(' ').expect("a name and a version"));
         lines.map(|(name, since)| (name.to_owned(), since.parse().expect("a version"))).collect()
@@ -126,33 +126,31 @@ impl Fake {
     }
 
     /// The calling thread's current context, and how many it has on its stack.
-    pub fn context(&self) -> (u64, usize) {
+    pub(crate) fn context(&self) -> (u64, usize) {
         // SAFETY: the types that the controls have.
         unsafe {
-            (self.function::<extern "C" fn() -> u64>("fake_current_context")(), self.function::<extern "C" fn() -> usize>("fake_context_depth")())
+            (
+                self.function::<extern "C" fn() -> u64>("fake_current_context")(),
+                self.function::<extern "C" fn() -> usize>("fake_context_depth")(),
+            )
         }
     }
 
     /// How often a device's primary context is retained.
-    pub fn references(&self, device: u32) -> u32 {
+    pub(crate) fn references(&self, device: u32) -> u32 {
         // SAFETY: the type that the control has.
         unsafe { self.function::<extern "C" fn(u32) -> u32>("fake_context_references")(device) }
     }
 
     /// Breaks a device's context.
-    pub fn poison(&self, device: u32, code: i32) {
+    pub(crate) fn poison(&self, device: u32, code: i32) {
         // SAFETY: the type that the control has.
         unsafe { self.function::<extern "C" fn(u32, c_int)>("fake_poison")(device, code) }
     }
 
     /// What calls do after the driver has gone.
-    pub fn after_exit(&self, mode: i32) {
+    pub(crate) fn after_exit(&self, mode: i32) {
         // SAFETY: the type that the control has.
         unsafe { self.function::<extern "C" fn(c_int)>("fake_after_exit")(mode) }
     }
-}
-
-/// How many kernel threads the process has.
-pub fn threads() -> usize {
-    fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
