@@ -152,7 +152,9 @@ impl Suite<'_> {
     fn plain(&mut self) {
         let Self { driver, device, report } = self;
         let device = *device;
-        let total = driver.device_properties(device).map_or(1 << 40, |properties| properties.total_bytes);
+        let properties = driver.device_properties(device);
+        let total = properties.as_ref().map_or(1 << 40, |properties| properties.total_bytes);
+        let has_managed = properties.is_ok_and(|properties| properties.managed_memory);
         for kind in [MemoryKind::Device, MemoryKind::Managed] {
             report.refused("0 bytes", driver.mem_alloc(device, kind, 0), INVALID);
         }
@@ -162,6 +164,10 @@ impl Suite<'_> {
         report.refused("2^64 - 1 bytes, pinned", driver.mem_alloc(device, MemoryKind::Pinned, u64::MAX), NO_MEMORY);
         for kind in [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed] {
             report.works("freeing null", driver.mem_free(device, kind, DevicePtr::NULL));
+            if kind == MemoryKind::Managed && !has_managed {
+                report.refused("4 MiB of managed memory without it", driver.mem_alloc(device, kind, 4 * MIB), NOT_SUPPORTED);
+                continue;
+            }
             let Some(at) = report.works("4 MiB", driver.mem_alloc(device, kind, 4 * MIB)) else { continue };
             report.add("the address is aligned", true, at.is_aligned_to(256) && !at.is_null());
             report.refused("freeing 256 bytes on", driver.mem_free(device, kind, at.offset(256)), INVALID);
@@ -433,7 +439,8 @@ impl Suite<'_> {
         }
         let id = |stream| driver.stream_id(device, stream);
         report.add("stream 0 is the legacy stream", id(StreamHandle::LEGACY), id(StreamHandle::DEFAULT));
-        report.add("the per-thread stream is not", true, id(StreamHandle::LEGACY) != id(StreamHandle::PER_THREAD));
+        let has_ids = driver.device_properties(device).is_ok_and(|properties| properties.stream_ids);
+        report.add("the per-thread stream is not", has_ids, id(StreamHandle::LEGACY) != id(StreamHandle::PER_THREAD));
         let no_event = super::EventHandle(0);
         report.refused("querying event 0", driver.event_query(no_event), BAD_HANDLE);
         report.refused("destroying event 0", driver.event_destroy(no_event), BAD_HANDLE);

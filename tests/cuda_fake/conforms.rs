@@ -1,0 +1,182 @@
+//! The conformance suite and a pool's work, on every profile, through the real binding.
+
+use crate::library;
+use crate::support::{Fake, in_children, in_children_with};
+use std::sync::Arc;
+use vrampool::driver::conformance::{self, Report};
+use vrampool::driver::cuda::CudaDriver;
+use vrampool::driver::{Driver, MemoryKind, Meter};
+use vrampool::units::{DeviceId, KIB, MIB};
+use vrampool::{Device, DeviceBuffer, Pool};
+
+/// Machines with every function in the library.
+const WHOLE: &[&str] = &[
+    "",
+    "backed=0",
+    "devices=2",
+    "devices=2,peers=0",
+    "granularity=64KiB",
+    "granularity=32MiB",
+    "vmm=0",
+    "managed=0",
+    "profile=mig,devices=2",
+    "profile=wsl",
+    "profile=jetson",
+    "mps=128MiB",
+    "version=12000",
+];
+
+/// Drivers of older versions, and what their libraries lack is really missing.
+const OLD: &[&str] = &["version=10020", "version=11020"];
+
+fn assert_passes(report: &Report, at_least: usize, what: &str) {
+    assert!(report.failures().is_empty(), "{what}:\n{report}");
+    assert!(report.checks().len() >= at_least, "{what}: only {} checks", report.checks().len());
+}
+
+/// The process's driver keeps the contexts that it retained, once each, and nothing else.
+fn assert_only_contexts(left: &str) {
+    assert!(left.lines().all(|line| line.starts_with("primary context of device") && line.ends_with(": 1 references")), "{left}");
+}
+
+/// The suite on every device, once with no context current and once with another device's.
+fn conform() {
+    let fake = Fake::of_child();
+    let driver = CudaDriver::load().unwrap();
+    for device in (0..driver.device_count().unwrap()).map(DeviceId) {
+        let properties = driver.device_properties(device).unwrap();
+        let at_least = if properties.virtual_memory_management { 200 } else { 80 };
+        assert_passes(&conformance::run(&*driver, device), at_least, &format!("{properties:?}"));
+    }
+    assert_eq!(fake.context(), (0, 0));
+    assert_only_contexts(&fake.outstanding());
+}
+
+#[test]
+fn every_profile_conforms() {
+    in_children(WHOLE, || {
+        conform();
+    });
+}
+
+#[test]
+fn older_drivers_conform() {
+    in_children_with(old_machines(), || {
+        conform();
+    });
+}
+
+#[test]
+fn a_reduced_library_conforms() {
+    let reduced = library::reduced();
+    in_children_with([("version=10010", reduced), ("", reduced)], || {
+        conform();
+        let properties = CudaDriver::load().unwrap().device_properties(DeviceId(0)).unwrap();
+        assert!(!properties.virtual_memory_management && !properties.stream_ids, "{properties:?}");
+    });
+}
+
+#[test]
+fn a_broken_context_conforms() {
+    in_children(&[""], || {
+        let driver = CudaDriver::load().unwrap();
+        assert_passes(&conformance::run_broken(&*driver, DeviceId(0)), 30, "broken");
+        assert_eq!(Fake::of_child().context(), (0, 0));
+    });
+}
+
+/// What a pool does for its user: every class of size, alignments, trimming, and all of it back.
+fn pool_works(device: Device, kind: MemoryKind) {
+    let page = Pool::builder().device(device.clone()).kind(kind).build().unwrap().page_bytes();
+    let pool = Pool::builder().device(device).kind(kind).maximum((3 * page).max(24 * MIB).min(96 * MIB)).build().unwrap();
+    let mut live: Vec<DeviceBuffer> = Vec::new();
+    for round in 0..3 {
+        for size in [1, 255, 256, 300, 4 * KIB, 64 * KIB, 64 * KIB + 1, 300 * KIB, MIB] {
+            live.push(pool.allocate_buffer(size + round).unwrap());
+        }
+        let aligned = pool.allocate_buffer_aligned(5000, MIB).unwrap();
+        assert!(aligned.address().is_aligned_to(MIB));
+        live.push(aligned);
+        pool.check().unwrap();
+        let mut ranges: Vec<(u64, u64)> = live.iter().map(|buffer| (buffer.address().address(), buffer.size())).collect();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "blocks overlap: {ranges:?}");
+        let mut index = 0;
+        live.retain(|_| {
+            index += 1;
+            index % 3 == 0
+        });
+        pool.trim(0).unwrap();
+        pool.check().unwrap();
+    }
+    assert!(pool.allocate(1 << 40).unwrap_err().is_out_of_memory());
+    live.clear();
+    pool.trim(0).unwrap();
+    assert_eq!(pool.statistics().reserved_bytes, 0);
+}
+
+fn pools_work() {
+    let fake = Fake::of_child();
+    let device = Device::first().unwrap();
+    let properties = device.properties().unwrap();
+    for kind in [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed] {
+        if kind != MemoryKind::Managed || properties.managed_memory {
+            pool_works(device.clone(), kind);
+            assert_only_contexts(&fake.outstanding());
+        }
+    }
+    assert_eq!(fake.context(), (0, 0));
+}
+
+#[test]
+fn pools_work_on_every_profile() {
+    in_children(WHOLE, || {
+        pools_work();
+    });
+}
+
+#[test]
+fn pools_work_on_older_drivers() {
+    in_children_with(old_machines(), || {
+        pools_work();
+    });
+}
+
+fn old_machines() -> Vec<(&'static str, &'static std::path::Path)> {
+    if crate::support::is_child() {
+        return Vec::new();
+    }
+    let symbols = Fake::open(library::full()).symbols();
+    let machine = |profile: &'static str| {
+        let version: i32 = profile.trim_start_matches("version=").parse().unwrap();
+        let later: Vec<&str> = symbols.iter().filter(|(_, since)| *since > version).map(|(name, _)| name.as_str()).collect();
+        assert!(later.contains(&"cuStreamGetId"));
+        let path: &std::path::Path = Box::leak(library::without(&later, &format!("fake-cuda-{version}")).into_boxed_path());
+        (profile, path)
+    };
+    OLD.iter().map(|profile| machine(profile)).collect()
+}
+
+#[test]
+fn the_meter_over_the_binding_ends_at_zero() {
+    in_children(&["", "vmm=0"], || {
+        let meter = Arc::new(Meter::new(CudaDriver::load().unwrap()));
+        pool_works(Device::new(meter.clone(), DeviceId(0)).unwrap(), MemoryKind::Device);
+        assert!(meter.reserved_bytes() == 0 && meter.peak_reserved_bytes() > 0);
+    });
+}
+
+#[test]
+fn a_limit_of_the_multi_process_service_is_out_of_memory() {
+    in_children(&["mps=128MiB", "mps=128MiB,vmm=0"], || {
+        let device = Device::first().unwrap();
+        let pool = Pool::builder().device(device.clone()).build().unwrap();
+        let info = device.driver().memory_info(DeviceId(0)).unwrap();
+        assert!(info.free_bytes > 512 * MIB, "the driver does not know of the limit");
+        let error = pool.allocate(192 * MIB).unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        let block = pool.allocate_buffer(64 * MIB).unwrap();
+        block.free().unwrap();
+        pool.check().unwrap();
+    });
+}
