@@ -88,7 +88,7 @@ fn a_broken_context_conforms() {
 /// What a pool does for its user: every class of size, alignments, trimming, and all of it back.
 fn pool_works(device: Device, kind: MemoryKind) {
     let page = Pool::builder().device(device.clone()).kind(kind).build().unwrap().page_bytes();
-    let pool = Pool::builder().device(device).kind(kind).maximum((3 * page).max(24 * MIB).min(96 * MIB)).build().unwrap();
+    let pool = Pool::builder().device(device).kind(kind).maximum((3 * page).clamp(24 * MIB, 96 * MIB)).build().unwrap();
     let mut live: Vec<DeviceBuffer> = Vec::new();
     for round in 0..3 {
         for size in [1, 255, 256, 300, 4 * KIB, 64 * KIB, 64 * KIB + 1, 300 * KIB, MIB] {
