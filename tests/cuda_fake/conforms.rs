@@ -43,6 +43,9 @@ fn assert_only_contexts(left: &str) {
 fn conform() {
     let fake = Fake::of_child();
     let driver = CudaDriver::load().unwrap();
+    let binding = driver.binding().to_string();
+    assert!(binding.ends_with(&library::full().display().to_string()), "{binding}");
+    assert_eq!(binding.starts_with("linked"), cfg!(vrampool_cuda = "linked"), "{binding}");
     for device in (0..driver.device_count().unwrap()).map(DeviceId) {
         let properties = driver.device_properties(device).unwrap();
         let at_least = if properties.virtual_memory_management { 200 } else { 80 };
