@@ -42,6 +42,8 @@
 //! | `cli` | no | the program `vrampool` |
 //! | `testing` | no | the shadow allocator and the runner of the crate's own tests; not a stable interface |
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The documentation speaks of the simulated device whether it is there or not.
+#![cfg_attr(not(feature = "sim"), allow(rustdoc::broken_intra_doc_links))]
 
 mod arena;
 pub mod buddy;

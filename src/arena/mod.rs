@@ -163,6 +163,10 @@ impl Arena {
         self.handles.iter()
     }
 
+    pub(crate) fn handle(&self, index: u32) -> Option<&Handle> {
+        self.handles.get(index)
+    }
+
     // ---- addresses ----
 
     /// The address at which a grain begins.

@@ -193,14 +193,8 @@ impl Buddy {
     /// Takes idle handles' grains out of the tree and begins to give them back.
     pub(crate) fn begin_release(&mut self, handles: &[u32]) -> Work {
         let page_grains = self.arena.page_grains();
-        let runs: Vec<Run> = self
-            .arena
-            .handles()
-            .filter(|(index, _)| handles.contains(index))
-            .map(|(_, handle)| grains_of(handle.pages, page_grains))
-            .collect();
-        for run in runs {
-            self.tree.remove(run);
+        for handle in handles.iter().filter_map(|&index| self.arena.handle(index)) {
+            self.tree.remove(grains_of(handle.pages, page_grains));
         }
         self.arena.begin_release(handles)
     }

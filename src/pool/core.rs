@@ -68,6 +68,8 @@ pub(super) struct Core {
     pub(super) begun: u64,
     /// Counts the pieces of work that brought pages or addresses, or gave something back.
     pub(super) progress: u64,
+    /// Whether addresses are being reserved.
+    pub(super) reserving: bool,
     /// Free grains that windows under way have taken out of the tree.
     window_grains: u64,
 }
@@ -84,6 +86,7 @@ impl Core {
             works: 0,
             begun: 0,
             progress: 0,
+            reserving: false,
             window_grains: 0,
         }
     }
@@ -105,6 +108,11 @@ impl Core {
     pub(super) fn accept(&mut self, run: Run, request: &Request) -> Served {
         match request.route {
             Route::Slab(class) => {
+                // While the run was on its way, a slot may have become free.
+                if let Some(served) = self.take_slot(class, request) {
+                    self.buddy.give(run);
+                    return served;
+                }
                 let slab = self.slabs.adopt(class, run);
                 for grain in run.start..run.end() {
                     self.buddy.directory.set(grain, Owner::Slab(slab));

@@ -29,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The largest handle, in bytes.
 const MAX_HANDLE_BYTES: u64 = 32 * MIB;
-/// A request's window is cut into at least this many handles, so that they can go back one by one.
+/// What is mapped at once is cut into at least this many handles, so that they can go back one by one.
 const HANDLES_PER_REQUEST: u32 = 4;
 /// What addresses are reserved for at first, in multiples of the memory.
 const ADDRESSES_PER_MEMORY: u64 = 8;
@@ -53,10 +53,13 @@ struct Attempt {
     coarse: bool,
     /// Whether no addresses can be reserved, so that only plain allocations are left.
     no_addresses: bool,
-    /// Whether a plain allocation came at an address that could not be used.
+    /// Whether a plain allocation came at an address that could not be used, and another one would fare no better.
     misplaced: bool,
     /// Whether the driver refused while other work was under way: the next attempt waits until there is none.
     contested: bool,
+    /// The core's count of progress that this attempt knows of. More than that is others' doing: what the driver has left
+    /// may have changed, in memory and in addresses.
+    progress: u64,
     /// Whether the driver was asked once more to take back what it would not take before.
     stuck_tried: bool,
 }
@@ -144,7 +147,10 @@ struct Reserving<'a> {
 
 impl Drop for Reserving<'_> {
     fn drop(&mut self) {
-        self.shared.core.lock().end_work(self.done);
+        let mut core = self.shared.core.lock();
+        core.reserving = false;
+        core.end_work(self.done);
+        drop(core);
         self.shared.settled.notify_all();
     }
 }
@@ -176,7 +182,8 @@ impl Shared {
 
     fn grow_or_refuse(&self, request: &Request) -> Result<Result<Served, OutOfMemory>> {
         let mut attempt = Attempt {
-            step_bytes: self.growth_bytes,
+            // A wish beyond all memory is a wish for all of it.
+            step_bytes: self.growth_bytes.min(self.memory_bytes),
             driver_room: None,
             code: None,
             driver_free: None,
@@ -184,12 +191,19 @@ impl Shared {
             no_addresses: !self.site.maps_pages,
             misplaced: false,
             contested: false,
+            progress: 0,
             stuck_tried: false,
         };
         let mut core = self.core.lock();
+        attempt.progress = core.progress;
         loop {
             if let Some(served) = core.serve(request) {
                 return Ok(Ok(served));
+            }
+            if attempt.progress != core.progress {
+                attempt.progress = core.progress;
+                attempt.driver_room = None;
+                attempt.no_addresses = !self.site.maps_pages;
             }
             match self.plan(&mut core, request, &attempt) {
                 Step::Map { work, parts, run, beyond } => {
@@ -206,6 +220,7 @@ impl Shared {
                 }
                 Step::Plain { work, beyond } => {
                     let asked = Asked::new(&core, &work, beyond);
+                    let padding = core.buddy.arena.plain_bytes(0);
                     drop(core);
                     let mut under_way = UnderWay::new(self, work, Vec::new());
                     let grown = self.call_to_grow(under_way.work(), &asked);
@@ -215,9 +230,11 @@ impl Shared {
                     match grown {
                         Grown::Done if mapped => {}
                         Grown::Done => {
-                            attempt.misplaced = true;
+                            // The next one is asked for with padding, unless that would not help.
+                            attempt.misplaced = core.buddy.arena.plain_bytes(0) == padding;
                             let work = core.begin_release(&[]);
                             core = self.give_back(core, work)?;
+                            attempt.progress += 1;
                         }
                         Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
                         Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
@@ -226,6 +243,7 @@ impl Shared {
                 Step::Release { work } => {
                     let bytes = work.bytes();
                     core = self.give_back(core, work)?;
+                    attempt.progress += 1;
                     attempt.driver_room = attempt.driver_room.map(|room| room.saturating_add(bytes));
                 }
                 Step::ReleaseStuck { work } => {
@@ -239,22 +257,16 @@ impl Shared {
                 }
                 Step::Reserve => {
                     core.begin_work();
+                    core.reserving = true;
                     drop(core);
                     let mut reserving = Reserving { shared: self, done: false };
                     reserving.done = self.reserve(request.shape)?;
                     attempt.no_addresses = !reserving.done;
+                    attempt.progress += u64::from(reserving.done);
                     drop(reserving);
                     core = self.core.lock();
                 }
-                Step::Wait => {
-                    let progress = core.progress;
-                    core = self.settled.wait(core);
-                    if core.progress != progress {
-                        // What the driver has left may have changed, in memory and in addresses.
-                        attempt.driver_room = None;
-                        attempt.no_addresses = !self.site.maps_pages;
-                    }
-                }
+                Step::Wait => core = self.settled.wait(core),
                 Step::Refuse => {
                     // A slab needs several grains in a row; the request itself may need one.
                     return Ok(core
@@ -363,7 +375,8 @@ impl Shared {
             let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
             if !attempt.no_addresses && missing && pages_bytes <= room.saturating_add(idle) {
-                return Step::Reserve;
+                // Another thread's addresses may do for this one, too.
+                return if core.reserving { Step::Wait } else { Step::Reserve };
             }
         }
         if attempt.no_addresses {
@@ -373,7 +386,7 @@ impl Shared {
             let bytes = least.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
             let pages = (bytes / self.site.page_bytes) as u32;
             let needed = core.buddy.arena.plain_bytes(pages);
-            if needed <= room && !(attempt.misplaced && core.buddy.arena.plain_bytes(0) == 0) {
+            if needed <= room && !attempt.misplaced {
                 return Step::Plain { work: core.begin_plain(pages), beyond: bytes > least };
             }
             if let Some(work) = needed.checked_sub(room).and_then(|short| self.make_room(core, None, short)) {
@@ -398,8 +411,8 @@ impl Shared {
         let handle_pages = if attempt.coarse {
             1 << 30
         } else {
-            let most = (MAX_HANDLE_BYTES / page_bytes).max(1) as u32;
-            let wanted = (window.missing_pages / HANDLES_PER_REQUEST).clamp(1, most);
+            let most = (MAX_HANDLE_BYTES / page_bytes).max(1);
+            let wanted = ((u64::from(window.missing_pages) + extra) / u64::from(HANDLES_PER_REQUEST)).clamp(1, most);
             1 << wanted.ilog2()
         };
         let (work, parts) = core.begin_map(window, extra.min(u64::from(u32::MAX)) as u32, handle_pages);
@@ -443,12 +456,11 @@ impl Shared {
             let alignment = if size.is_power_of_two() { size.min(GIB).max(page_bytes) } else { page_bytes };
             match self.site.driver.mem_address_reserve(size, alignment) {
                 Ok(base) => {
-                    let added = self.core.lock().buddy.arena.add_region(base, size).is_some();
-                    if !added {
-                        // The index space is full. What cannot be given back now is lost: it is only addresses.
-                        let _ = self.site.driver.mem_address_free(base, size);
+                    if self.core.lock().buddy.arena.add_region(base, size).is_some() {
+                        return Ok(true);
                     }
-                    return Ok(added);
+                    // The index space has no place for so many. What cannot be given back now is lost: it is only addresses.
+                    let _ = self.site.driver.mem_address_free(base, size);
                 }
                 Err(CuResult::ERROR_OUT_OF_MEMORY | CuResult::ERROR_INVALID_VALUE | CuResult::ERROR_NOT_SUPPORTED) => {
                     self.core.lock().buddy.arena.note_addresses_scarce();

@@ -246,11 +246,13 @@ impl Pool {
         self.shared.site.page_bytes
     }
 
-    /// Checks the invariants of every layer.
+    /// Checks the invariants of every layer: for tests, and for whoever suspects the pool.
     ///
     /// # Errors
     /// The first violation found, in words.
-    #[cfg(any(test, feature = "testing"))]
+    ///
+    /// # Complexity
+    /// O(n) of the memory held, under the pool's lock.
     pub fn check(&self) -> Result<(), String> {
         self.shared.core.lock().check()
     }

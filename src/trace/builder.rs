@@ -199,7 +199,7 @@ impl Clock {
                     }
                     self.time_of_day = ns;
                 }
-                (self.day * NS_PER_DAY).saturating_add(self.time_of_day)
+                self.day.saturating_mul(NS_PER_DAY).saturating_add(self.time_of_day)
             }
         };
         self.time = self.time.max(time);
@@ -227,6 +227,19 @@ mod tests {
         ] {
             assert_eq!(clock.advance(time), expected * NS_PER_HOUR, "{time:?}");
         }
+    }
+
+    /// A file can hold more midnights than 64 bits of nanoseconds hold days.
+    #[test]
+    fn days_beyond_64_bits_count_as_the_last_moment() {
+        let mut clock = Clock::default();
+        let mut last = 0;
+        for hour in [0, 13].repeat(250_000) {
+            let time = clock.advance(Time::Clock(hour * NS_PER_HOUR));
+            assert!(time >= last);
+            last = time;
+        }
+        assert_eq!(last, u64::MAX);
     }
 
     #[test]

@@ -283,3 +283,25 @@ fn a_segment_at_the_address_of_one_that_is_just_going_back_is_a_segment_of_its_o
         }
     }
 }
+
+/// A pool numbers 32 TiB of memory. Behind that there is no place for what the driver gives, however often it is asked.
+#[test]
+fn a_pool_is_full_where_its_numbers_end() {
+    for placement in [PlainPlacement::Driver, PlainPlacement::Odd] {
+        let machine = Machine::with(Source::Mapped(GIB), 64 << 40, |config| config.placement(placement));
+        let pool = machine.pool();
+        // Four times as many addresses, the usual reservation, have no place.
+        let mut held = 10u64 << 40;
+        pool.allocate(held).unwrap();
+        for size in [1 << 40, 64 * GIB, GIB] {
+            loop {
+                match pool.allocate(size) {
+                    Ok(_) => held += size,
+                    Err(error) => break assert!(error.is_out_of_memory(), "{placement:?}: {error}"),
+                }
+            }
+        }
+        assert!(held > 31 << 40 && held <= 32 << 40, "{placement:?}: {held}");
+        machine.finish(pool);
+    }
+}

@@ -7,6 +7,7 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::thread::{self, ThreadId};
 use vrampool::driver::{Call, Driver, Meter};
 use vrampool::error::CuResult;
+use vrampool::units::KIB;
 use vrampool::{Device, DeviceBuffer, Pool};
 
 /// What another thread is about.
@@ -95,6 +96,44 @@ fn who_needs_what_a_failing_growth_has_waits_for_it() {
             free(&pool, address).unwrap();
             machine.finish(pool);
         }
+    }
+}
+
+/// Who makes room knows what it gives back itself; what another gives back meanwhile is room as well.
+#[test]
+fn what_a_trim_gives_back_while_a_request_makes_room_is_counted() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::new(source, 2 * page);
+        let pool = machine.pool();
+        // Two idle pages with a hole between them, and the device is full.
+        let blocks = [pool.allocate_buffer(1).unwrap(), pool.allocate_buffer_aligned(1, 2 * page).unwrap()];
+        drop(blocks);
+        assert_eq!((pool.statistics().free_bytes, pool.statistics().largest_free_bytes), (2 * page, page));
+        let (block, trimmed) = amid(&machine, GIVING, || pool.allocate_buffer(2 * page), || pool.trim(0));
+        trimmed.unwrap();
+        drop(block.unwrap_or_else(|error| panic!("{source:?}: {error}")));
+        machine.finish(pool);
+    }
+}
+
+/// A slot is freed while a slab is mapped for who found none: taking that slot leaves a slab that nothing empties.
+#[test]
+fn a_slab_that_is_not_needed_any_more_is_free_memory() {
+    for source in SOURCES {
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        let mut buffers = vec![pool.allocate_buffer(64 * KIB).unwrap()];
+        while pool.statistics().free_bytes + pool.statistics().slab_idle_bytes > 0 {
+            buffers.push(pool.allocate_buffer(64 * KIB).unwrap());
+        }
+        let first = buffers.swap_remove(0);
+        let (block, ()) = amid(&machine, TAKING, || pool.allocate_buffer(64 * KIB).unwrap(), || drop(first));
+        let statistics = machine.check(&pool);
+        assert_eq!((statistics.slab_idle_bytes, statistics.free_bytes), (0, source.page_bytes()), "{source:?}");
+        drop((block, buffers));
+        assert_eq!(pool.trim(0).unwrap(), 0);
+        machine.finish(pool);
     }
 }
 
@@ -355,6 +394,27 @@ fn nobody_is_refused_on_a_full_device_while_others_are_at_work() {
             assert_eq!(machine.check(&pool).failed_allocations, 0);
             machine.finish(pool);
         }
+    }
+}
+
+/// Threads that start together need one reservation, not one each: half a TiB for every thread is soon all there is.
+#[test]
+fn who_needs_addresses_that_another_is_reserving_waits_for_them() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        let (first, second) = amid(&machine, &[Call::MemAddressReserve], || pool.allocate_buffer(page), || pool.allocate_buffer(page));
+        assert_eq!(machine.sim.calls(Call::MemAddressReserve), 1, "{source:?}");
+        drop([first.unwrap(), second.unwrap()]);
+        // Where the reservation fails, who waited makes its own.
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        machine.sim.fail(Call::MemAddressReserve, 0, CuResult::ERROR_UNKNOWN);
+        let (first, second) = amid(&machine, &[Call::MemAddressReserve], || pool.allocate_buffer(page), || pool.allocate_buffer(page));
+        assert!(first.unwrap_err().is_driver());
+        drop(second.unwrap());
+        machine.finish(pool);
     }
 }
 

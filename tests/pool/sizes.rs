@@ -316,6 +316,21 @@ fn growth_steps_down_to_what_is_left() {
     }
 }
 
+/// A wish that no machine can grant is still a wish: counted in pages, it must not wrap to something else.
+#[test]
+fn growth_may_be_any_number() {
+    for source in SOURCES {
+        for growth in [1 << 44, 1 << 53, (1 << 53) + 1, 3 << 52, 1 << 63, u64::MAX - 1, u64::MAX] {
+            let machine = Machine::new(source, 256 * MIB);
+            let pool = machine.builder().growth(growth).build().unwrap();
+            let buffer = pool.allocate_buffer(1).unwrap_or_else(|error| panic!("{source:?}: {growth}: {error}"));
+            assert!(machine.held() >= 64 * MIB, "{source:?}: {growth}: {} bytes", machine.held());
+            drop(buffer);
+            machine.finish(pool);
+        }
+    }
+}
+
 /// A lookup that trusts an index up to the capacity, not to what was ever given out, frees what nobody owns.
 #[test]
 fn slots_that_were_never_allocated_cannot_be_freed() {

@@ -1,41 +1,50 @@
 //! Many threads, and callbacks that use the pool.
 
-use crate::support::{Draw, MAPPED, Machine, Owners, SOURCES, free};
+use crate::support::{DEVICE, Draw, MAPPED, Machine, Owners, SOURCES, free};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
-use vrampool::units::{KIB, MIB};
+use vrampool::driver::{Driver, StreamHandle};
+use vrampool::units::{GIB, KIB, MIB};
 use vrampool::{DevicePtr, Pool};
 
-/// One list shared by four threads without enough care crashes, or gives one block to two of them.
+/// One list shared by four threads without enough care crashes, or gives one block to two of them. Every block is filled
+/// with its owner's byte from end to end, and read back before it is freed.
 #[test]
 fn four_threads_never_own_the_same_byte() {
     for source in [SOURCES[1], SOURCES[3], SOURCES[6]] {
-        let machine = Machine::large(source);
+        let machine = Machine::with(source, GIB, |config| config.backed(true));
         let pool = machine.pool();
         let owners = Owners::default();
         thread::scope(|scope| {
             for thread in 0..4 {
-                let (pool, owners) = (&pool, &owners);
+                let (machine, pool, owners) = (&machine, &pool, &owners);
                 scope.spawn(move || {
+                    let driver = &machine.sim;
                     let mut draw = Draw(thread);
-                    let mut live: Vec<DevicePtr> = Vec::new();
+                    let mut bytes = vec![0; 10_000];
+                    let mut live: Vec<(DevicePtr, u64, u8)> = Vec::new();
+                    let mut free_checked = |(address, size, value): (DevicePtr, u64, u8)| {
+                        let bytes = &mut bytes[..size as usize];
+                        driver.memcpy_device_to_host(DEVICE, bytes, address).unwrap();
+                        assert!(bytes.iter().all(|&byte| byte == value), "{size} bytes at {address} are not their owner's any more");
+                        owners.give(address);
+                        free(pool, address).unwrap();
+                    };
                     for _ in 0..100_000 {
                         if live.len() < 100 && draw.below(2) == 0 || live.is_empty() {
                             let size = draw.between(100, 10_000);
                             let address = pool.allocate(size).unwrap();
                             owners.take(address, size);
-                            live.push(address);
+                            // Two bits say whose it is, the others when.
+                            let value = (draw.next() << 2 | thread) as u8;
+                            driver.memset_d8_async(DEVICE, address, value, size, StreamHandle::LEGACY).unwrap();
+                            live.push((address, size, value));
                         } else {
-                            let address = live.swap_remove(draw.below(live.len() as u64) as usize);
-                            owners.give(address);
-                            free(pool, address).unwrap();
+                            free_checked(live.swap_remove(draw.below(live.len() as u64) as usize));
                         }
                     }
-                    for address in live {
-                        owners.give(address);
-                        free(pool, address).unwrap();
-                    }
+                    live.into_iter().for_each(&mut free_checked);
                 });
             }
         });

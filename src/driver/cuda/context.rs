@@ -27,6 +27,7 @@ struct Slot {
 #[must_use]
 pub(super) struct Bound<'a> {
     functions: &'a Functions,
+    context: Context,
     /// Whether it stands on top of what the thread had.
     is_pushed: bool,
 }
@@ -43,7 +44,7 @@ impl Contexts {
     pub(super) fn bind<'a>(&self, functions: &'a Functions, device: DeviceId) -> DriverResult<Bound<'a>> {
         let context = self.primary(functions, device)?;
         match current(functions) {
-            Ok(now) if now == context => Ok(Bound { functions, is_pushed: false }),
+            Ok(now) if now == context => Ok(Bound { functions, context, is_pushed: false }),
             // What cannot be told, such as one that was destroyed, is put back all the same.
             _ => push(functions, context),
         }
@@ -54,8 +55,10 @@ impl Contexts {
     /// # Errors
     /// As for [`Contexts::bind`].
     pub(super) fn bind_any<'a>(&self, functions: &'a Functions) -> DriverResult<Bound<'a>> {
-        if current(functions).is_ok_and(|now| !now.is_null()) {
-            return Ok(Bound { functions, is_pushed: false });
+        if let Ok(context) = current(functions)
+            && !context.is_null()
+        {
+            return Ok(Bound { functions, context, is_pushed: false });
         }
         let retained = self.slots.iter().position(|slot| !slot.load().is_null());
         self.bind(functions, DeviceId(retained.unwrap_or(0) as u32))
@@ -113,12 +116,25 @@ impl Slot {
 
 impl Drop for Bound<'_> {
     fn drop(&mut self) {
-        if self.is_pushed && process::running().is_ok() {
-            let mut popped = ptr::null_mut();
-            // The call between has its result; a failure here, of a broken context, changes nothing about it.
-            // SAFETY: Context Management, cuCtxPopCurrent: this thread pushed a context, and the result goes to a local.
-            _ = unsafe { (self.functions.ctx_pop_current)(&raw mut popped) };
+        if self.is_pushed && process::running().is_ok() && pop(self.functions).is_err() {
+            pop_once_more(self.functions, self.context);
         }
+    }
+}
+
+fn pop(functions: &Functions) -> DriverResult<()> {
+    let mut popped = ptr::null_mut();
+    // SAFETY: Context Management, cuCtxPopCurrent: this thread pushed a context, and the result goes to a local.
+    check(unsafe { (functions.ctx_pop_current)(&raw mut popped) })
+}
+
+/// A failure may be that of earlier work rather than of the call. Whether the context is gone shows: only one that was
+/// not current is ever pushed. The call between has its result already, and a failure here changes nothing about it.
+#[cold]
+#[inline(never)]
+fn pop_once_more(functions: &Functions, pushed: Context) {
+    if current(functions) == Ok(pushed) {
+        _ = pop(functions);
     }
 }
 
@@ -132,7 +148,7 @@ fn current(functions: &Functions) -> DriverResult<Context> {
 fn push(functions: &Functions, context: Context) -> DriverResult<Bound<'_>> {
     // SAFETY: Context Management, cuCtxPushCurrent: the context is retained for as long as the driver is used.
     check(unsafe { (functions.ctx_push_current)(context) })?;
-    Ok(Bound { functions, is_pushed: true })
+    Ok(Bound { functions, context, is_pushed: true })
 }
 
 /// The driver's handle of a device.
@@ -169,6 +185,9 @@ mod tests {
         pushes: usize,
         /// What the next of these calls answers.
         fail: Option<(&'static str, CuResult)>,
+        /// How many more pops fail, and whether the context goes all the same.
+        failing_pops: usize,
+        pops_all_the_same: bool,
     }
 
     std::thread_local! {
@@ -206,7 +225,14 @@ mod tests {
     }
 
     unsafe extern "C" fn pop_current(context: *mut Context) -> CuResult {
-        answer("pop", |fake| match fake.stack.pop() {
+        answer("pop", |fake| match if fake.failing_pops > 0 { None } else { fake.stack.pop() } {
+            None if fake.failing_pops > 0 => {
+                fake.failing_pops -= 1;
+                if fake.pops_all_the_same {
+                    fake.stack.pop();
+                }
+                CuResult::ERROR_ILLEGAL_ADDRESS
+            }
             Some(top) => {
                 // SAFETY: the caller's local.
                 unsafe { *context = ptr::without_provenance_mut(top) };
@@ -324,6 +350,21 @@ mod tests {
         assert_eq!(top(), 0x100a);
         drop(bound);
         assert_eq!(with(|fake| fake.stack.clone()), [7]);
+    }
+
+    #[test]
+    fn a_failure_of_earlier_work_does_not_keep_the_threads_context_away() {
+        let (functions, contexts) = (table(), Contexts::new(1));
+        for pops_all_the_same in [false, true] {
+            for own in [vec![], vec![7], vec![7, 8]] {
+                with(|fake| {
+                    fake.stack.clone_from(&own);
+                    (fake.failing_pops, fake.pops_all_the_same) = (1, pops_all_the_same);
+                });
+                drop(contexts.bind(&functions, DeviceId(0)).unwrap());
+                assert_eq!(with(|fake| (fake.stack.clone(), fake.failing_pops)), (own, 0), "{pops_all_the_same}");
+            }
+        }
     }
 
     #[test]

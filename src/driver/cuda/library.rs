@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 pub(super) const VARIABLE: &str = "VRAMPOOL_LIBCUDA";
 
 /// The driver's library by the name that the system's loader knows it by.
+#[cfg(not(vrampool_cuda = "off"))]
 pub(super) const DEFAULT: &str = "libcuda.so.1";
 
 /// How the driver's functions were found.
