@@ -166,8 +166,9 @@ impl PoolBuilder {
         }
         let capacity = self.maximum.map(|maximum| align_down(maximum, page_bytes));
         if capacity == Some(0) {
-            let maximum = Bytes(self.maximum.unwrap_or_default());
-            return Err(Error::invalid_argument(format!("a maximum of {maximum} is less than one page of {}", Bytes(page_bytes))));
+            // In full: a byte short of a page would read as a page.
+            let maximum = self.maximum.unwrap_or_default();
+            return Err(Error::invalid_argument(format!("a maximum of {maximum} bytes is less than one page of {}", Bytes(page_bytes))));
         }
         if let Some(maximum) = self.maximum.filter(|&maximum| self.initial > maximum) {
             return Err(Error::invalid_argument(format!("initially {}, but at most {}", Bytes(self.initial), Bytes(maximum))));

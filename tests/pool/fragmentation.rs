@@ -375,3 +375,83 @@ fn host_memory_is_not_judged_by_what_the_device_has_left() {
         machine.finish(pool);
     }
 }
+
+/// Trimming to a size is no reason to go below it.
+#[test]
+fn a_trim_keeps_what_it_may_keep() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        drop([0; 5].map(|_| pool.allocate_buffer(page).unwrap()));
+        for (to, held) in [(5 * page, 5), (4 * page, 4), (3 * page - 1, 2), (page, 1), (0, 0)] {
+            assert_eq!(pool.trim(to).unwrap(), held * page, "{source:?}: to {to}");
+            assert_eq!(machine.check(&pool).reserved_bytes, held * page);
+        }
+        machine.finish(pool);
+    }
+}
+
+/// At the maximum as much makes way as has to, and no more.
+#[test]
+fn a_request_at_the_maximum_releases_only_what_it_needs() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::large(source);
+        let pool = machine.builder().maximum(6 * page).build().unwrap();
+        // Idle pages 1, 3 and 5 between used ones.
+        let mut blocks: Vec<_> = (0..6).map(|_| Some(pool.allocate_buffer(page).unwrap())).collect();
+        [1, 3, 5].into_iter().for_each(|index| blocks[index] = None);
+        let releases = machine.sim.calls(Call::MemRelease);
+        let wide = pool.allocate_buffer(2 * page).unwrap();
+        assert_eq!(machine.sim.calls(Call::MemRelease) - releases, 1, "{source:?}: page 5 is part of the window");
+        assert_eq!(machine.check(&pool).free_bytes, page);
+        drop((wide, blocks));
+        machine.finish(pool);
+    }
+}
+
+/// An aligned block that ends on free pages behind a hole needs fewer new ones than one at the hole's begin.
+#[test]
+fn an_aligned_block_is_mapped_where_it_needs_the_fewest_pages() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        let [first, middle, last] = [1, 7, 2].map(|pages| pool.allocate_buffer(pages * page).unwrap());
+        drop(middle);
+        assert_eq!(pool.trim(0).unwrap(), 3 * page);
+        drop(last);
+        let block = pool.allocate_buffer_aligned(3 * page + page / 2, 2 * page).unwrap();
+        assert_eq!(block.address(), first.address().offset(6 * page), "{source:?}");
+        assert_eq!(machine.check(&pool).reserved_bytes, 5 * page, "{source:?}");
+        drop((first, block));
+        machine.finish(pool);
+    }
+}
+
+/// Peaks are those of the counts beside them.
+#[test]
+fn peaks_stay_where_the_counts_were() {
+    for source in SOURCES {
+        let machine = Machine::large(source);
+        let pool = machine.pool();
+        let mut draw = Draw(11);
+        let (mut live, mut requested, mut reserved, mut buffers) = (0, 0, 0, Vec::new());
+        for _ in 0..300 {
+            if draw.below(3) > 0 || buffers.is_empty() {
+                buffers.push(pool.allocate_buffer(draw.size(23)).unwrap());
+            } else {
+                drop(buffers.swap_remove(draw.below(buffers.len() as u64) as usize));
+            }
+            let statistics = pool.statistics();
+            live = live.max(statistics.live_bytes);
+            requested = requested.max(statistics.requested_bytes);
+            reserved = reserved.max(statistics.reserved_bytes);
+            assert_eq!((statistics.peak_live_bytes, statistics.peak_requested_bytes), (live, requested), "{source:?}");
+            assert!(statistics.peak_reserved_bytes >= reserved);
+        }
+        drop(buffers);
+        machine.finish(pool);
+    }
+}
