@@ -87,6 +87,9 @@ impl PoolBuilder {
 
     /// A function to call before a request fails for lack of memory. It may use the pool, and returns whether to look
     /// again; it is called once more each time that this has not helped.
+    ///
+    /// A function that itself runs out of memory of this pool is called again from within, so it should not ask for what
+    /// it cannot get. One that owns a handle of its own pool keeps the pool alive for ever.
     pub fn on_out_of_memory(mut self, callback: impl Fn(&OutOfMemory) -> bool + Send + Sync + 'static) -> Self {
         self.on_out_of_memory = Some(OutOfMemoryCallback(Arc::new(callback)));
         self
