@@ -4,6 +4,11 @@ use crate::device::Choice;
 use clap::{Args, Parser, Subcommand};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use vrampool::driver::MemoryKind;
+use vrampool::units::parse_bytes;
+
+/// The most threads that a benchmark starts.
+const MAX_THREADS: usize = 1024;
 
 /// A GPU memory pool over the CUDA driver: replay real allocation traces on it, and see what it took.
 #[derive(Debug, Parser)]
@@ -21,6 +26,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Feed recorded allocations and frees to a pool, and print the memory and the driver calls that it took
     Replay(ReplayArguments),
+    /// Time allocations and frees: of the driver, of a pool, and of an allocator of host memory
+    Bench(BenchArguments),
     /// Print the driver and its devices
     Info(InfoArguments),
 }
@@ -32,7 +39,7 @@ pub(crate) struct ReplayArguments {
     pub(crate) traces: Vec<PathBuf>,
 
     /// The most memory that the pool may hold, such as 8GiB, 512MiB or 4096
-    #[arg(long, value_name = "SIZE", value_parser = vrampool::units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) capacity: Option<u64>,
 
     /// Make exactly this many passes over each trace, the first of them cold; by default one, and then warm ones until
@@ -42,6 +49,48 @@ pub(crate) struct ReplayArguments {
 
     #[command(flatten)]
     pub(crate) common: CommonArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// Numbers of threads that allocate and free at once, such as 1,2,4; by default 1, 2, 4, 8 and 16, up to the number of
+    /// cores
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_threads)]
+    pub(crate) threads: Vec<usize>,
+
+    /// Sizes to allocate and free by themselves, such as 256,64KiB,2MiB; by default 256 B to 256 MiB in steps of four
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
+    pub(crate) sizes: Vec<u64>,
+
+    /// What memory; by default what the environment variable VRAMPOOL_CONFIG says, or else the device's
+    #[arg(long, value_name = "device|pinned|managed", value_parser = parse_kind)]
+    pub(crate) kind: Option<MemoryKind>,
+
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    match text.trim().parse() {
+        Ok(threads @ 1..=MAX_THREADS) => Ok(threads),
+        _ => Err(format!("'{text}' is not a number of threads from 1 to {MAX_THREADS}")),
+    }
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        0 => Err("an allocation of 0 bytes takes no memory".to_owned()),
+        size => Ok(size),
+    }
+}
+
+fn parse_kind(text: &str) -> Result<MemoryKind, String> {
+    match text {
+        "device" => Ok(MemoryKind::Device),
+        "pinned" => Ok(MemoryKind::Pinned),
+        "managed" => Ok(MemoryKind::Managed),
+        _ => Err(format!("'{text}' is not device, pinned or managed")),
+    }
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,7 @@
-//! The command-line program: `vrampool replay`, `vrampool info`.
+//! The command-line program: `vrampool replay`, `vrampool bench`, `vrampool info`.
 
 mod args;
+mod bench;
 mod device;
 mod format;
 mod info;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command {
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Info(arguments) => info::run(&arguments),
     };
     match done {

@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
 }
 
 /// The pool's options as the environment has them. An option of the command line wins over its like here.
-fn configured() -> Result<PoolBuilder, Failure> {
+pub(crate) fn configured() -> Result<PoolBuilder, Failure> {
     let text = std::env::var_os(CONFIG_VARIABLE).unwrap_or_default();
     Pool::builder().configure(&text.to_string_lossy()).map_err(|error| Failure::Usage(format!("{CONFIG_VARIABLE}: {error}")))
 }

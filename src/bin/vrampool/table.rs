@@ -15,19 +15,19 @@ const NONE: &str = "–";
 
 const MODELLED: &str = "Driver times are modelled on calls measured on an H200; the pool's own time is measured on this machine.\n";
 
-fn table() -> Table {
+pub(crate) fn table() -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     table
 }
 
 /// A row whose first cell is text, and the others numbers.
-fn row<T: ToString>(cells: impl IntoIterator<Item = T>) -> Vec<Cell> {
+pub(crate) fn row<T: ToString>(cells: impl IntoIterator<Item = T>) -> Vec<Cell> {
     let align = |index| if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
     cells.into_iter().enumerate().map(|(index, cell)| Cell::new(cell).set_alignment(align(index))).collect()
 }
 
-fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
+pub(crate) fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| NONE.to_owned(), show)
 }
 
