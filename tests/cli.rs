@@ -129,6 +129,35 @@ fn a_replay_as_json_has_every_field() {
 }
 
 #[test]
+fn a_replay_is_verified() {
+    let path = data("small_model.csv.gz");
+    let arguments = ["replay", &path, "--verify", "--device", "sim", "--repeat", "1"];
+    let output = run(&[&arguments[..], &["--json"]].concat());
+    assert_eq!((status(&output), stderr(&output)), (0, ""));
+    let report = json(&output);
+    let fields: Vec<_> = report.as_object().expect("an object").keys().map(String::as_str).skip(18).collect();
+    assert_eq!(fields, ["modelled", "verified_blocks", "verified_bytes", "mismatches", "first_mismatch"]);
+    assert_eq!((&report["mismatches"], &report["first_mismatch"]), (&Value::from(0), &Value::Null));
+    assert_eq!(report["verified_blocks"], report["allocations"]);
+    let plain = json(&run(&["replay", &path, "--device", "sim", "--repeat", "1", "--json"]));
+    assert_eq!(plain.get("mismatches"), None);
+    for figure in ["peak_reserved_bytes", "driver_calls_cold"] {
+        assert_eq!(report[figure], plain[figure], "{figure} is the pool's own");
+    }
+
+    let log = format!("{HEADER}1,0,allocate,1,4097,0\n1,1,allocate,2,3,0\n1,2,free,1,4097,0\n");
+    let output = run_with_input(&["replay", "-", "--verify", "--device", "sim", "--repeat", "1"], log.as_bytes());
+    assert_eq!(status(&output), 0);
+    assert!(stdout(&output).contains("-: verified: all 2 blocks (4 KiB) were as the device had filled them."), "{}", stdout(&output));
+}
+
+#[test]
+fn what_the_host_cannot_hold_is_not_verified_on_the_simulated_device() {
+    let log = format!("{HEADER}1,0,allocate,1,70368744177664,0\n");
+    refused(&run_with_input(&["replay", "-", "--verify", "--device", "sim"], log.as_bytes()), "-: --verify on the simulated device keeps");
+}
+
+#[test]
 fn one_pass_has_no_warm_figures() {
     let report = json(&run(&["replay", &data("rmm.csv"), "--json", "--repeat", "1"]));
     for field in ["warm_ns_per_event", "driver_calls_warm", "driver_ms_warm"] {
@@ -252,7 +281,7 @@ fn arguments_that_are_unusable_are_refused() {
     refused(&run(&[]), "Usage");
     refused(&run(&["replay"]), "TRACE");
     refused(&run(&["fly"]), "fly");
-    for option in ["--lag", "--threads", "--verify", "--report"] {
+    for option in ["--lag", "--threads", "--report"] {
         refused(&run(&["replay", &path, option]), option);
     }
     refused(&run(&["replay", &path, "--repeat", "0"]), "--repeat");

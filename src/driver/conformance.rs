@@ -10,7 +10,7 @@ use super::{
     AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, Driver, DriverResult, HandleProperties, KernelArgument, LaunchConfig,
     MemoryKind, PhysicalHandle, StreamFlags, StreamHandle,
 };
-use crate::driver::sim::{BUILTIN_MODULE, pattern};
+use crate::driver::kernels::{BUILTIN_MODULE, pattern};
 use crate::error::CuResult;
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::{DeviceId, DevicePtr, MIB};

@@ -21,6 +21,7 @@ mod call;
 #[cfg(feature = "testing")]
 pub mod conformance;
 mod device;
+pub mod kernels;
 mod meter;
 mod types;
 

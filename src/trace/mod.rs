@@ -2,7 +2,8 @@
 //!
 //! A [`Trace`] is the order of a program's allocations and frees, with nothing of what it computed. It is read from the
 //! CSV log of RMM's logging adaptor ([`Trace::open`], [`Trace::read`]; the format is described at [`Trace::read`]) and
-//! fed to a pool event by event by [`replay()`].
+//! fed to a pool event by event by [`replay()`], or by [`replay_verified()`], which has the device prove that no block lost
+//! its bytes.
 //!
 //! ```
 //! use vrampool::trace::Trace;
@@ -23,9 +24,11 @@ mod reader;
 mod replay;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 pub use event::{Action, Event, Trace};
-pub use replay::{Failure, Passes, Progress, Report, replay};
+pub use replay::{Failure, Passes, Progress, Report, replay, replay_verified};
+pub use verify::{Mismatch, Verification};
 
 /// The fuzz target of the reader: whatever the bytes, they are refused or give a consistent trace.
 ///

@@ -5,6 +5,7 @@
 //! reusable at once, and a `use` does nothing.
 
 use super::event::{Action, Event, Trace};
+use super::verify::{Verification, Verifier};
 use crate::driver::{CallCounts, Device, Driver, Meter};
 use crate::error::{Error, Result};
 use crate::pool::{Pool, PoolBuilder};
@@ -71,6 +72,8 @@ pub struct Report {
     pub first_failure: Option<Failure>,
     /// How many of the allocations that [failed in the recording](Trace::recorded_failures) failed in the first pass.
     pub recorded_failures_repeated: u64,
+    /// What came of verification, where there was any ([`replay_verified()`]).
+    pub verification: Option<Verification>,
 }
 
 /// A request that failed.
@@ -112,10 +115,58 @@ pub struct Failure {
 /// # Errors
 /// Those of [`PoolBuilder::build`]. A request that fails is no error here; it is in the report.
 pub fn replay(trace: &Trace, device: &Device, builder: PoolBuilder, passes: Passes, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
+    run(trace, device, builder, passes, None, progress)
+}
+
+/// As [`replay()`], and has the device fill every block right after it is allocated, and check every word of it before it
+/// is freed, or at the end of the pass where it is left live. Each word depends on the block and on the word's place.
+///
+/// A mismatch stops nothing; it is in the report's [`verification`](Report::verification). The figures are the pool's own,
+/// as without verification: its calls, their time and its memory are not among them. (They leave the caches of the processor
+/// colder, though.) A request of which the filling or the check fails counts as failed.
+///
+/// ```
+/// # #[cfg(feature = "sim")] {
+/// use vrampool::driver::sim::{SimConfig, SimDriver};
+/// use vrampool::trace::{Passes, Trace, replay_verified};
+/// use vrampool::units::{DeviceId, MIB};
+/// use vrampool::{Device, Pool};
+///
+/// let log = "Thread,Time,Action,Pointer,Size,Stream\n1,0.5,allocate,0x7f0000000000,3145727,0\n";
+/// let trace = Trace::read("example", log.as_bytes())?;
+/// let driver = SimDriver::new(SimConfig::default().capacity(64 * MIB).backed(true));
+/// let device = Device::new(driver, DeviceId(0))?;
+/// let report = replay_verified(&trace, &device, Pool::builder(), Passes::Steady, &mut |_| {})?;
+/// assert_eq!(report.verification.map(|verification| verification.mismatches), Some(0));
+/// # }
+/// # Ok::<(), vrampool::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`PoolBuilder::build`]; [`Error::is_driver`] where the kernels cannot be loaded and run;
+/// [`Error::is_unavailable`] on a simulated device that has no memory behind its addresses.
+pub fn replay_verified(
+    trace: &Trace,
+    device: &Device,
+    builder: PoolBuilder,
+    passes: Passes,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
+    run(trace, device, builder, passes, Some(Verifier::new(device, trace.blocks())?), progress)
+}
+
+fn run(
+    trace: &Trace,
+    device: &Device,
+    builder: PoolBuilder,
+    passes: Passes,
+    verifier: Option<Verifier>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
     let meter = Arc::new(Meter::new(Arc::clone(device.driver())));
-    let mut mark = Mark::of(&meter);
+    let mut mark = Mark::of(&meter, verifier.as_ref());
     let pool = builder.device(Device::new(meter.clone(), device.id())?).build()?;
-    let mut player = Player { trace, pool: &pool, meter: &meter, blocks: vec![DevicePtr::NULL; trace.blocks()], progress };
+    let mut player = Player { trace, pool: &pool, meter: &meter, blocks: vec![DevicePtr::NULL; trace.blocks()], verifier, progress };
     let cold = player.pass(1, &mut mark)?;
 
     let mut report = Report {
@@ -131,6 +182,7 @@ pub fn replay(trace: &Trace, device: &Device, builder: PoolBuilder, passes: Pass
         failed: cold.failed,
         first_failure: cold.first_failure,
         recorded_failures_repeated: cold.recorded_failures_repeated,
+        verification: None,
     };
     let mut warm_time = Duration::ZERO;
     loop {
@@ -141,6 +193,7 @@ pub fn replay(trace: &Trace, device: &Device, builder: PoolBuilder, passes: Pass
             Passes::Steady => report.passes < 2 || (warm_time < STEADY_TIME && report.passes <= STEADY_PASSES),
         };
         if !more {
+            report.verification = player.verifier.take().map(|verifier| verifier.result.clone());
             return Ok(report);
         }
         report.passes += 1;
@@ -165,8 +218,10 @@ struct Mark {
 }
 
 impl Mark {
-    fn of(meter: &Meter) -> Self {
-        Self { calls: meter.counts(), driver_ns: meter.modelled_ns().unwrap_or_else(|| meter.wall_ns()) }
+    fn of(meter: &Meter, verifier: Option<&Verifier>) -> Self {
+        // The meter's own time has nothing of the verifier's; the model, which lies below, has.
+        let modelled = meter.modelled_ns().map(|ns| ns.saturating_sub(verifier.map_or(0, |verifier| verifier.modelled_ns)));
+        Self { calls: meter.counts(), driver_ns: modelled.unwrap_or_else(|| meter.wall_ns()) }
     }
 }
 
@@ -193,6 +248,7 @@ struct Player<'a> {
     /// The addresses of the live blocks by number; [`DevicePtr::NULL`] where none is live or the block has no bytes, and
     /// [`LOST`] where its allocation failed.
     blocks: Vec<DevicePtr>,
+    verifier: Option<Verifier>,
     progress: &'a mut dyn FnMut(Progress),
 }
 
@@ -213,60 +269,80 @@ impl Player<'_> {
         };
         for (chunk, events) in self.trace.events().chunks(PROGRESS_EVENTS).enumerate() {
             (self.progress)(Progress { pass: number, events: chunk * PROGRESS_EVENTS });
-            let inside = self.meter.wall_ns();
+            let inside = self.elsewhere();
             let start = Instant::now();
             for (index, event) in events.iter().enumerate() {
-                if let Err(error) = self.event(event, &mut pass) {
+                let index = chunk * PROGRESS_EVENTS + index;
+                if let Err(error) = self.event(event, index, number, &mut pass) {
                     pass.failed += 1;
-                    pass.first_failure.get_or_insert_with(|| Failure {
-                        index: chunk * PROGRESS_EVENTS + index,
-                        event: *event,
-                        pass: number,
-                        error,
-                    });
+                    pass.first_failure.get_or_insert(Failure { index, event: *event, pass: number, error });
                 }
             }
             let elapsed = start.elapsed();
-            pass.own_time += elapsed.saturating_sub(Duration::from_nanos(self.meter.wall_ns() - inside));
+            pass.own_time += elapsed.saturating_sub(self.elsewhere().saturating_sub(inside));
         }
         (self.progress)(Progress { pass: number, events: self.trace.events().len() });
-        for block in &mut self.blocks {
-            let address = std::mem::take(block);
-            if address != LOST {
-                self.pool.free(address)?;
-            }
+        for block in 0..self.blocks.len() {
+            self.free(block, None, number)?;
         }
-        let end = Mark::of(self.meter);
+        let end = Mark::of(self.meter, self.verifier.as_ref());
         pass.calls = end.calls.since(&mark.calls);
         pass.driver_time = Duration::from_nanos(end.driver_ns.saturating_sub(mark.driver_ns));
         *mark = end;
         Ok(pass)
     }
 
+    /// The time that was spent in driver calls and on verification.
+    fn elsewhere(&self) -> Duration {
+        let verifying = self.verifier.as_ref().map_or(Duration::ZERO, |verifier| verifier.wall);
+        Duration::from_nanos(self.meter.wall_ns()) + verifying
+    }
+
     #[inline]
-    fn event(&mut self, event: &Event, pass: &mut Pass) -> Result<()> {
+    fn event(&mut self, event: &Event, index: usize, number: u32, pass: &mut Pass) -> Result<()> {
         match (event.action(), event.block()) {
             (Action::Allocate, Some(block)) => match self.pool.allocate(event.size()) {
-                Ok(address) => self.blocks[block] = address,
+                Ok(address) => {
+                    self.blocks[block] = address;
+                    if let Some(verifier) = &mut self.verifier {
+                        verifier.fill(block, address, event.size(), index, number)?;
+                    }
+                }
                 Err(error) => {
                     self.blocks[block] = LOST;
                     return Err(error);
                 }
             },
-            (Action::Free, Some(block)) => {
-                let address = std::mem::take(&mut self.blocks[block]);
-                if address != LOST {
-                    self.pool.free(address)?;
-                }
-            }
+            (Action::Free, Some(block)) => self.free(block, Some(index), number)?,
             (Action::Free, None) => self.pool.free(DevicePtr::NULL)?,
             (Action::AllocateFailure, _) => match self.pool.allocate(event.size()) {
-                Ok(address) => self.pool.free(address)?,
+                Ok(address) => {
+                    let verified = match &mut self.verifier {
+                        Some(verifier) => verifier.fill_and_check(address, event.size(), index, number),
+                        None => Ok(()),
+                    };
+                    self.pool.free(address)?;
+                    verified?;
+                }
                 Err(error) if error.is_out_of_memory() || error.is_invalid_argument() => pass.recorded_failures_repeated += 1,
                 Err(error) => return Err(error),
             },
             (Action::Use, _) | (Action::Allocate, None) => {}
         }
         Ok(())
+    }
+
+    /// Frees a block, before event `index` or at the end of the pass, and checks it first.
+    #[inline]
+    fn free(&mut self, block: usize, index: Option<usize>, number: u32) -> Result<()> {
+        let address = std::mem::take(&mut self.blocks[block]);
+        let verified = match &mut self.verifier {
+            Some(verifier) => verifier.check(block, index, number),
+            None => Ok(()),
+        };
+        if address != LOST {
+            self.pool.free(address)?;
+        }
+        verified
     }
 }

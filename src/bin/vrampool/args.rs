@@ -15,7 +15,7 @@ const MAX_THREADS: usize = 1024;
 #[command(
     version,
     arg_required_else_help = true,
-    after_help = "Exit status: 0 done; 1 the work failed (out of memory: the event is named); 2 unusable arguments or file."
+    after_help = "Exit status: 0 done; 1 the work failed (out of memory, or --verify found a mismatch: the event is named); 2 unusable arguments or file."
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -46,6 +46,11 @@ pub(crate) struct ReplayArguments {
     /// the time is steady
     #[arg(long, value_name = "N")]
     pub(crate) repeat: Option<NonZeroU32>,
+
+    /// Have the device fill each block when it is allocated, and check every word of it before it is freed. The simulated
+    /// device then has the host's memory behind it, and is no larger than the traces need
+    #[arg(long)]
+    pub(crate) verify: bool,
 
     #[command(flatten)]
     pub(crate) common: CommonArguments,

@@ -8,13 +8,15 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use vrampool::driver::sim::SimDriver;
+use vrampool::driver::sim::{SimConfig, SimDriver};
 use vrampool::driver::{CallCounts, Driver, MemoryKind, Meter};
-use vrampool::trace::{Action, Passes, Report, Trace, replay};
-use vrampool::units::DeviceId;
-use vrampool::{Pool, PoolBuilder};
+use vrampool::trace::{Action, Passes, Report, Trace, Verification, replay, replay_verified};
+use vrampool::units::{Bytes, DeviceId, MIB};
+use vrampool::{Device, Pool, PoolBuilder};
 
 const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
+/// What is live may take one part in so many of the host's memory, where that stands behind the simulated device.
+const HOST_SHARE: u64 = 4;
 
 /// A trace and what its replay took.
 pub(crate) struct Replayed {
@@ -32,7 +34,10 @@ impl Replayed {
 pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
     // A file that cannot be read is found before anything is replayed.
     let traces = read(&arguments.traces)?;
-    let selected = select(arguments.common.device)?;
+    let mut selected = select(arguments.common.device)?;
+    if arguments.verify && selected.is_simulated() {
+        selected.device = backed(&traces)?;
+    }
     let configured = configured()?;
     let passes = arguments.repeat.map_or(Passes::Steady, Passes::Exactly);
     let mut all = Vec::with_capacity(traces.len());
@@ -42,6 +47,7 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
             builder = builder.maximum(capacity);
         }
         let bar = progress_bar(&trace);
+        let replay = if arguments.verify { replay_verified } else { replay };
         let report = replay(&trace, &selected.device, builder, passes, &mut |progress| {
             bar.set_message(format!("pass {}", progress.pass));
             bar.set_position(progress.events as u64);
@@ -60,12 +66,32 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
     }
     let mut status = ExitCode::SUCCESS;
     for replayed in &all {
-        if let Some(message) = failure(replayed) {
+        for message in failure(replayed).into_iter().chain(mismatch(replayed)) {
             output::complain(&message);
             status = ExitCode::from(1);
         }
     }
     Ok(status)
+}
+
+/// A simulated device with memory behind its addresses, and room for any one of the traces.
+fn backed(traces: &[Trace]) -> Result<Device, Failure> {
+    let system = rustix::system::sysinfo();
+    let host_bytes = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit));
+    let Some(largest) = traces.iter().max_by_key(|trace| trace.peak_live_bytes()) else { return Ok(Device::simulated()) };
+    let live = largest.peak_live_bytes();
+    if live > host_bytes / HOST_SHARE {
+        return Err(Failure::Usage(format!(
+            "{}: --verify on the simulated device keeps every byte in this machine's memory: {} live is more than a quarter of {}; \
+             verify on a GPU",
+            largest.name(),
+            Bytes(live),
+            Bytes(host_bytes)
+        )));
+    }
+    // Pages that are never touched take nothing of the host.
+    let capacity = (2 * live).next_multiple_of(2 * MIB) + 256 * MIB;
+    Ok(Device::new(SimDriver::new(SimConfig::default().capacity(capacity).backed(true)), DeviceId(0))?)
 }
 
 /// The pool's options as the environment has them. An option of the command line wins over its like here.
@@ -127,13 +153,58 @@ fn failure(replayed: &Replayed) -> Option<String> {
     Some(message)
 }
 
+/// What to say where a block was not as it had been filled.
+fn mismatch(replayed: &Replayed) -> Option<String> {
+    let Replayed { trace, report } = replayed;
+    let verification = report.verification.as_ref()?;
+    let first = verification.first.as_ref()?;
+    let line = |index: usize| trace.events().get(index).map_or(0, |event| event.line());
+    let found = match first.index {
+        Some(index) => format!("event {index} (line {}, pass {})", line(index), first.pass),
+        None => format!("end of pass {}", first.pass),
+    };
+    let mut message = format!(
+        "{}: {found}: {} of the 32-bit words of the block of {} bytes at {}, allocated by event {} (line {}), are not as they were \
+         filled",
+        trace.name(),
+        format::count(first.words),
+        first.size,
+        first.address,
+        first.allocated,
+        line(first.allocated)
+    );
+    if verification.mismatches > 1 {
+        message += &format!(" ({} blocks in all)", format::count(verification.mismatches));
+    }
+    Some(message)
+}
+
+fn verification_to_json(verification: &Verification) -> [(&'static str, Value); 4] {
+    let first = verification.first.as_ref().map(|first| {
+        json!({
+            "event": first.index,
+            "allocated": first.allocated,
+            "pass": first.pass,
+            "address": first.address.to_string(),
+            "size": first.size,
+            "words": first.words,
+        })
+    });
+    [
+        ("verified_blocks", verification.blocks.into()),
+        ("verified_bytes", verification.bytes.into()),
+        ("mismatches", verification.mismatches.into()),
+        ("first_mismatch", first.into()),
+    ]
+}
+
 fn to_json(replayed: &Replayed, selected: &Selected) -> Value {
     let Replayed { trace, report } = replayed;
     let milliseconds = |time: Duration| time.as_nanos() as f64 / 1e6;
     let tenths = |ns: f64| (ns * 10.0).round() / 10.0;
     let calls =
         |counts: &CallCounts| -> Value { counts.iter().map(|(name, count)| (name.to_owned(), count.into())).collect::<Map<_, _>>().into() };
-    json!({
+    let mut value = json!({
         "trace": trace.name(),
         "device": selected.name,
         "events": trace.events().len(),
@@ -158,7 +229,11 @@ fn to_json(replayed: &Replayed, selected: &Selected) -> Value {
         "recorded_failures_repeated": report.recorded_failures_repeated,
         "passes": report.passes,
         "modelled": report.modelled,
-    })
+    });
+    if let (Some(fields), Some(verification)) = (value.as_object_mut(), &report.verification) {
+        fields.extend(verification_to_json(verification).map(|(name, value)| (name.to_owned(), value)));
+    }
+    value
 }
 
 /// What a trace costs without a pool.

@@ -169,6 +169,13 @@ fn failures(replayed: &Replayed) -> String {
     if replayed.report.failed > 0 {
         text += &format!("{name}: FAILED requests: {}; the figures are those of the rest.\n", count(replayed.report.failed));
     }
+    if let Some(verification) = &replayed.report.verification {
+        let (blocks, bytes) = (count(verification.blocks), Bytes(verification.bytes));
+        text += &match verification.mismatches {
+            0 => format!("{name}: verified: all {blocks} blocks ({bytes}) were as the device had filled them.\n"),
+            wrong => format!("{name}: MISMATCHES: {} of {blocks} blocks ({bytes}) were not as filled.\n", count(wrong)),
+        };
+    }
     if replayed.trace.recorded_failures() > 0 {
         let (recorded, repeated) = (replayed.trace.recorded_failures() as u64, replayed.report.recorded_failures_repeated);
         text += &format!("{name}: allocations that failed when the trace was recorded: {}; here: {}.\n", count(recorded), count(repeated));

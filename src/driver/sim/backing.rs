@@ -11,8 +11,8 @@
 //! the range it is given in the table of what is accessible here, which [`Backing`] alone writes, and does nothing
 //! where the range is not in it.
 
-use super::kernels::pattern;
 use super::space::Space;
+use crate::driver::kernels::pattern;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
 use std::collections::BTreeMap;

@@ -20,8 +20,28 @@ pub(super) const MEM_SET_ACCESS: Table = &[(2 * MIB, 29_000), (256 * MIB, 35_000
 pub(super) const MEM_SET_ACCESS_OF_SEVERAL: u64 = 40_000;
 pub(super) const MEM_ADDRESS_RESERVE: Table = &[(2 * MIB, 2_000), (64 << 40, 30_000)];
 pub(super) const MEM_ADDRESS_FREE: Table = MEM_ADDRESS_RESERVE;
-pub(super) const MEM_ALLOC: Table = &[(64 * KIB, 2_000), (MIB, 50_000), (GIB, 154_000), (16 * GIB, 888_000)];
-pub(super) const MEM_FREE: Table = &[(64 * KIB, 1_900), (MIB, 40_000), (GIB, 623_000), (16 * GIB, 12_457_000)];
+/// `cuMemAlloc`, 64 in a row, after others.
+pub(super) const MEM_ALLOC: Table = &[
+    (64 * KIB, 2_000),
+    (256 * KIB, 5_000),
+    (MIB, 17_900),
+    (4 * MIB, 35_500),
+    (16 * MIB, 39_900),
+    (256 * MIB, 56_700),
+    (GIB, 154_000),
+    (16 * GIB, 888_000),
+];
+/// `cuMemFree`, likewise.
+pub(super) const MEM_FREE: Table = &[
+    (64 * KIB, 1_900),
+    (256 * KIB, 4_600),
+    (MIB, 15_700),
+    (4 * MIB, 30_900),
+    (16 * MIB, 39_400),
+    (256 * MIB, 116_000),
+    (GIB, 623_000),
+    (16 * GIB, 12_457_000),
+];
 pub(super) const MEM_ALLOC_HOST: Table = &[(2 * MIB, 1_000_000), (GIB, 535_000_000)];
 pub(super) const MEM_FREE_HOST: Table = &[(2 * MIB, 400_000), (GIB, 166_000_000)];
 

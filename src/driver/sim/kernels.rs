@@ -1,28 +1,15 @@
-//! The built-in kernels: what a module may hold, and what a launch may ask for.
+//! The [built-in kernels](BUILTIN_MODULE) as the simulated device runs them: what a module may hold, and what a launch may
+//! ask for.
 
 use super::backing::Backing;
 use super::memory::Touch;
 use super::space::Table;
 use super::streams::Work;
 use super::{SimDriver, State};
+use crate::driver::kernels::BUILTIN_MODULE;
 use crate::driver::{DriverResult, FunctionHandle, KernelArgument, LaunchConfig, ModuleHandle, StreamHandle};
 use crate::error::CuResult;
 use crate::units::{DeviceId, DevicePtr};
-
-/// The one image that a simulated device loads.
-///
-/// Its kernels, with their arguments:
-///
-/// | name | arguments | does |
-/// |---|---|---|
-/// | `fill` | pointer, u64 words, u32 seed | writes a pattern of 32-bit words that depends on seed and position |
-/// | `check` | pointer, u64 words, u32 seed, pointer to a u64 | adds to the u64 how many words differ from that pattern |
-/// | `copy` | pointer to, pointer from, u64 bytes | copies bytes between ranges that do not overlap |
-/// | `spin` | u64 nanoseconds | takes that long on a GPU, and nothing here |
-///
-/// It is real PTX, made from `kernels.cu` beside this file, and does the same on a GPU: what is tested here can be tested
-/// there.
-pub const BUILTIN_MODULE: &str = include_str!("kernels.ptx");
 
 #[derive(Clone, Copy, Debug)]
 enum Kernel {
@@ -102,13 +89,6 @@ impl KernelCall {
             Self::Spin => {}
         }
     }
-}
-
-/// Word `index` of the pattern that `fill` writes and `check` expects.
-#[must_use]
-pub const fn pattern(seed: u32, index: u64) -> u32 {
-    let mixed = (index as u32 ^ (index >> 32) as u32).wrapping_mul(0x9e37_79b1) ^ seed;
-    (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca77)
 }
 
 #[derive(Debug)]
@@ -192,14 +172,6 @@ impl SimDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_pattern_is_what_the_kernel_writes_on_a_gpu() {
-        let seen_on_an_h200 = [0xa972_8941, 0xb39e_e768, 0x2b8a_2288, 0x6583_00e8];
-        for (index, word) in seen_on_an_h200.into_iter().enumerate() {
-            assert_eq!(pattern(7, index as u64), word);
-        }
-    }
 
     #[test]
     fn the_module_holds_every_kernel() {

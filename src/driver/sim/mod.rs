@@ -55,9 +55,9 @@ mod space;
 mod streams;
 mod vmm;
 
+pub use super::kernels::{BUILTIN_MODULE, pattern};
 pub use config::{MAX_DEVICES, PlainPlacement, SimConfig, SimDevice};
 pub use faults::FaultTarget;
-pub use kernels::{BUILTIN_MODULE, pattern};
 
 use super::{
     AccessDescriptor, Call, CaptureMode, CaptureStatus, DeviceProperties, Driver, DriverResult, EventHandle, FunctionHandle, Granularity,

@@ -1,4 +1,4 @@
-// The kernels that the driver layer's tests launch. kernels.ptx is made from this by
+// The kernels of the replay verifier and of the driver layer's tests. kernels.ptx is made from this by
 //   nvcc -ptx -arch=compute_75 kernels.cu
 // with its target lowered by hand to sm_60 and version 6.4, which it does not exceed, so that older drivers take it.
 typedef unsigned int u32;
