@@ -157,19 +157,17 @@ impl Buddy {
         (self.arena.begin_map(&missing, handle_pages), parts)
     }
 
-    /// Books finished work: what is mapped now becomes free, but for `keep`, which stays taken.
-    pub(crate) fn settle(&mut self, work: Work, keep: Run) -> Vec<Run> {
-        let page_grains = self.arena.page_grains();
-        let mut mapped: Vec<Run> = self.arena.settle(work).into_iter().map(|pages| grains_of(pages, page_grains)).collect();
-        mapped.sort_unstable_by_key(|run| run.start);
-        for &run in &mapped {
-            let (head, tail) = outside(run, keep);
+    /// Books finished work: what is mapped now becomes free, but for `keep`, which stays taken. Whether anything is.
+    pub(crate) fn settle(&mut self, work: Work, keep: Run) -> bool {
+        let mapped = self.arena.settle(work);
+        for &pages in &mapped {
+            let (head, tail) = outside(grains_of(pages, self.arena.page_grains()), keep);
             self.tree.insert(head);
             if !cfg!(vrampool_fault = "lost_tail") {
                 self.tree.insert(tail);
             }
         }
-        mapped
+        !mapped.is_empty()
     }
 
     /// The handles whose every grain is free and of which no page lies under `spare`, with their bytes; highest

@@ -257,8 +257,8 @@ impl Core {
             }
         }
         // What a failed growth was charged is no progress: it was not held before.
-        self.end_work(!mapped.is_empty() || (gives_back && self.buddy.arena.held_bytes() < before));
-        !mapped.is_empty()
+        self.end_work(mapped || (gives_back && self.buddy.arena.held_bytes() < before));
+        mapped
     }
 
     // ---- numbers ----

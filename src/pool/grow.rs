@@ -423,14 +423,7 @@ impl Shared {
     /// Begins to give back idle handles of at least `bytes` bytes, none of them under `spare`; `None` where there are
     /// not that many.
     fn make_room(&self, core: &mut Core, spare: Option<&Window>, bytes: u64) -> Option<Work> {
-        let (mut chosen, mut sum) = (Vec::new(), 0);
-        for (handle, handle_bytes) in core.buddy.idle_handles(spare) {
-            if sum >= bytes {
-                break;
-            }
-            chosen.push(handle);
-            sum += handle_bytes;
-        }
+        let (chosen, sum) = idle_handles(core, spare, bytes);
         (sum >= bytes && sum > 0).then(|| core.begin_release(&chosen))
     }
 
@@ -485,14 +478,7 @@ impl Shared {
             if held <= to {
                 return Ok(held);
             }
-            let (mut chosen, mut sum) = (Vec::new(), 0);
-            for (handle, bytes) in core.buddy.idle_handles(None) {
-                if held - sum <= to {
-                    break;
-                }
-                chosen.push(handle);
-                sum += bytes;
-            }
+            let (chosen, _) = idle_handles(&core, None, held - to);
             if chosen.is_empty() && !core.buddy.arena.has_stuck_pieces() {
                 return Ok(held);
             }
@@ -500,6 +486,20 @@ impl Shared {
             core = self.give_back(core, work)?;
         }
     }
+}
+
+/// Idle handles, highest address first, as many as come to `bytes` bytes, or all that there are; and their bytes. None lies
+/// under `spare`.
+fn idle_handles(core: &Core, spare: Option<&Window>, bytes: u64) -> (Vec<u32>, u64) {
+    let (mut chosen, mut sum) = (Vec::new(), 0);
+    for (handle, handle_bytes) in core.buddy.idle_handles(spare) {
+        if sum >= bytes {
+            break;
+        }
+        chosen.push(handle);
+        sum += handle_bytes;
+    }
+    (chosen, sum)
 }
 
 /// The addresses that are sure to hold a run of a shape, in bytes: whole pages, and room to align it.
