@@ -20,7 +20,7 @@ use super::Shared;
 use super::core::{Core, Served};
 use super::request::Request;
 use crate::arena::{Failure, GRAIN_BYTES, Work};
-use crate::buddy::{Run, Shape, Window};
+use crate::buddy::{Filling, Run, Shape, Window, fill};
 use crate::driver::{Call, MemoryKind};
 use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::MutexGuard;
@@ -29,8 +29,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The largest handle, in bytes.
 const MAX_HANDLE_BYTES: u64 = 32 * MIB;
-/// What is mapped at once is cut into at least this many handles, so that they can go back one by one.
-const HANDLES_PER_REQUEST: u32 = 4;
 /// What addresses are reserved for at first, in multiples of the memory.
 const ADDRESSES_PER_MEMORY: u64 = 8;
 /// The most that is reserved at first, in bytes, so that a hundred pools fit in the address space of one process.
@@ -356,20 +354,19 @@ impl Shared {
         let room = own_room.min(attempt.driver_room.unwrap_or(u64::MAX));
         let shape = request.shape;
         if self.site.maps_pages {
+            // Fast where there is memory: the best of a few windows, and within the budget.
+            let wish = core.budget_room(shape.grains);
             if let Some(best) = core.buddy.windows(shape, false).first()
-                && self.bytes_of(best) <= room
+                && let Some(step) = self.fill(core, best, attempt, room, wish)
             {
-                return self.map(core, best, attempt, room);
+                return step;
             }
-            // At the limit, every window is looked at, together with what would have to go for it.
-            let idle: u64 = core.buddy.idle_handles(None).iter().map(|(_, bytes)| bytes).sum();
+            // At the limit, every window is looked at, together with what would have to be moved or go for it.
+            let idle: u64 = core.buddy.idle_handles(None).iter().map(|idle| idle.bytes).sum();
             let windows = core.buddy.windows(shape, true);
             for window in windows.iter().take_while(|window| self.bytes_of(window) <= room.saturating_add(idle)) {
-                if self.bytes_of(window) <= room {
-                    return self.map(core, window, attempt, room);
-                }
-                if let Some(work) = self.make_room(core, Some(window), self.bytes_of(window) - room) {
-                    return Step::Release { work };
+                if let Some(step) = self.fill(core, window, attempt, room, 0) {
+                    return step;
                 }
             }
             let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
@@ -404,19 +401,59 @@ impl Shared {
         u64::from(window.missing_pages) * self.site.page_bytes
     }
 
-    fn map(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: u64) -> Step {
+    /// How a window comes by its missing pages, with at most `room` bytes from the driver and no more than `wish` where
+    /// idle handles can be moved instead. `None` where both together are too little.
+    fn fill(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: u64, wish: u64) -> Option<Step> {
         let page_bytes = self.site.page_bytes;
         let needed = self.bytes_of(window);
-        let extra = attempt.step_bytes.saturating_sub(needed).min(room - needed) / page_bytes;
-        let handle_pages = if attempt.coarse {
-            1 << 30
-        } else {
-            let most = (MAX_HANDLE_BYTES / page_bytes).max(1);
-            let wanted = ((u64::from(window.missing_pages) + extra) / u64::from(HANDLES_PER_REQUEST)).clamp(1, most);
-            1 << wanted.ilog2()
-        };
-        let (work, parts) = core.begin_map(window, extra.min(u64::from(u32::MAX)) as u32, handle_pages);
-        let beyond = work.bytes() > needed;
+        let handle_pages = self.handle_pages(window, attempt, room);
+        if needed <= room.min(wish) {
+            let mut missing = window.missing.clone();
+            let extra = attempt.step_bytes.saturating_sub(needed).min(room - needed) / page_bytes;
+            if let Some(last) = missing.last_mut() {
+                last.count += core.buddy.arena.hole_from(last.end()).count.min(u32::try_from(extra).unwrap_or(u32::MAX));
+            }
+            return Some(self.map(core, window, &fill(&missing, &[], u32::MAX, handle_pages)));
+        }
+        let idle = core.buddy.idle_handles(Some(window));
+        if needed > room.saturating_add(idle.iter().map(|idle| idle.bytes).sum()) {
+            return None;
+        }
+        for most in [room.min(wish), room] {
+            let most_pages = u32::try_from(most / page_bytes).unwrap_or(u32::MAX);
+            let filling = fill(&window.missing, &idle, most_pages, handle_pages);
+            let short = filling.new_pages.saturating_sub(most_pages);
+            if short == 0 {
+                return Some(self.map(core, window, &filling));
+            }
+            // Handles that fit nowhere go, and smaller ones are made in their place.
+            let (mut chosen, mut pages) = (Vec::new(), 0);
+            for idle in filling.too_large.iter().take_while(|_| true) {
+                if pages >= short {
+                    break;
+                }
+                chosen.push(idle.handle);
+                pages += idle.pages.count;
+            }
+            if pages >= short {
+                return Some(Step::Release { work: core.begin_release(&chosen) });
+            }
+        }
+        None
+    }
+
+    /// The most pages that a new handle under a window is to have.
+    fn handle_pages(&self, window: &Window, attempt: &Attempt, room: u64) -> u32 {
+        if attempt.coarse {
+            return 1 << 30;
+        }
+        let bytes = MAX_HANDLE_BYTES.min(u64::from(window.run.len) * GRAIN_BYTES / 8).min(room / 256);
+        1 << (bytes / self.site.page_bytes).max(1).ilog2()
+    }
+
+    fn map(&self, core: &mut Core, window: &Window, filling: &Filling) -> Step {
+        let (work, parts) = core.begin_map(window, &filling.parts);
+        let beyond = u64::from(filling.new_pages) * self.site.page_bytes > self.bytes_of(window);
         Step::Map { work, parts, run: window.run, beyond }
     }
 
@@ -492,12 +529,12 @@ impl Shared {
 /// under `spare`.
 fn idle_handles(core: &Core, spare: Option<&Window>, bytes: u64) -> (Vec<u32>, u64) {
     let (mut chosen, mut sum) = (Vec::new(), 0);
-    for (handle, handle_bytes) in core.buddy.idle_handles(spare) {
+    for idle in core.buddy.idle_handles(spare) {
         if sum >= bytes {
             break;
         }
-        chosen.push(handle);
-        sum += handle_bytes;
+        chosen.push(idle.handle);
+        sum += idle.bytes;
     }
     (chosen, sum)
 }
