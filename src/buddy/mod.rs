@@ -25,10 +25,11 @@ pub mod tree;
 
 pub(crate) use directory::{Directory, Owner};
 pub(crate) use fill::{Filling, Idle, fill};
-pub(crate) use place::{Shape, Window};
+pub(crate) use place::{Search, Shape, Window};
 
 use crate::arena::{Arena, GRAIN_BYTES, Pages, Part, Site, Work};
 use crate::sync::Arc;
+use std::cmp::Reverse;
 use std::fmt;
 use tree::RunTree;
 
@@ -92,9 +93,12 @@ impl Buddy {
         u64::from(self.tree.longest()) * GRAIN_BYTES
     }
 
-    /// Takes a free run of this shape: the lowest that fits. No driver call could give one sooner.
-    pub(crate) fn take(&mut self, shape: Shape) -> Option<Run> {
-        let start = if shape.alignment <= GRAIN_BYTES {
+    /// Takes a free run of this shape: the lowest that fits, or, where memory is `scarce`, the lowest of those that break the
+    /// fewest whole free pages, which could be moved. No driver call could give one sooner.
+    pub(crate) fn take(&mut self, shape: Shape, scarce: bool) -> Option<Run> {
+        let start = if scarce {
+            self.thriftiest_fit(shape)?
+        } else if shape.alignment <= GRAIN_BYTES {
             self.tree.first_fit(shape.grains)?
         } else {
             let mut aligned = None;
@@ -109,6 +113,31 @@ impl Buddy {
         self.tree.remove(run);
         self.taken += u64::from(run.len);
         Some(run)
+    }
+
+    /// Where a free run of this shape begins that breaks the fewest whole free pages: the lowest of these.
+    fn thriftiest_fit(&self, shape: Shape) -> Option<u32> {
+        let mut best: Option<(u32, u32)> = None;
+        self.tree.visit(shape.grains, |run| {
+            for start in place::ends(&self.arena, run, shape).into_iter().flatten() {
+                if run.start <= start && start <= run.end() - shape.grains {
+                    let broken = self.whole_pages(run)
+                        - self.whole_pages(Run { start: run.start, len: start - run.start })
+                        - self.whole_pages(Run { start: start + shape.grains, len: run.end() - start - shape.grains });
+                    if best.is_none_or(|(least, _)| broken < least) {
+                        best = Some((broken, start));
+                    }
+                }
+            }
+            best.is_none_or(|(least, _)| least > 0)
+        });
+        best.map(|(_, start)| start)
+    }
+
+    /// How many whole pages lie in a run.
+    fn whole_pages(&self, run: Run) -> u32 {
+        let page_grains = self.arena.page_grains();
+        (run.end() / page_grains).saturating_sub(run.start.div_ceil(page_grains))
     }
 
     /// Makes a taken run free.
@@ -129,8 +158,8 @@ impl Buddy {
     }
 
     /// Where pages could be mapped for a request, best first.
-    pub(crate) fn windows(&self, shape: Shape, exhaustive: bool) -> Vec<Window> {
-        place::windows(&self.arena, &self.tree, shape, exhaustive)
+    pub(crate) fn windows(&self, shape: Shape, search: Search) -> Vec<Window> {
+        place::windows(&self.arena, &self.tree, shape, search)
     }
 
     /// Whether a hole has at least this many pages.
@@ -192,7 +221,8 @@ impl Buddy {
         !mapped.is_empty()
     }
 
-    /// The handles of which every grain is free and no page lies under `spare`: highest address first.
+    /// The handles of which every grain is free and no page lies under `spare`: the largest first, since that takes the fewest
+    /// calls, and of these the highest, since the lowest free runs are used first.
     pub(crate) fn idle_handles(&self, spare: Option<&Window>) -> Vec<Idle> {
         let page_grains = self.arena.page_grains();
         let spare = spare.map_or(Run::default(), |window| window.run);
@@ -210,7 +240,7 @@ impl Buddy {
             }
             true
         });
-        idle.reverse();
+        idle.sort_unstable_by_key(|idle| Reverse((idle.pages.count, idle.pages.first)));
         idle
     }
 

@@ -5,6 +5,9 @@ use crate::arena::GRAIN_BYTES;
 /// A stretch of allocations ends when this many times its peak was allocated.
 const TURNOVER: u64 = 16;
 
+/// How much the budget grows for a byte that was moved.
+const MOVED: f64 = 0.1;
+
 /// What one stretch of allocations has seen.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stretch {
@@ -16,7 +19,7 @@ struct Stretch {
     moved: u64,
 }
 
-/// The budget: `(1 + slack) x peak + 0.02 x moved`.
+/// The budget: `(1 + slack) x peak + 0.1 x moved`.
 ///
 /// *Peak* is the most that was in use and *moved* the bytes of handles that were moved, of late: in this stretch of
 /// allocations and the one before. Moving costs time and memory costs memory, so a pool that moves often is allowed more.
@@ -51,6 +54,6 @@ impl Budget {
         let peak = (self.now.peak.max(self.before.peak).max(taken) * GRAIN_BYTES) as f64;
         let moved = (self.now.moved + self.before.moved) as f64;
         // Saturates where it is beyond all memory.
-        ((1.0 + self.slack) * peak + 0.02 * moved) as u64
+        ((1.0 + self.slack) * peak + MOVED * moved) as u64
     }
 }

@@ -16,6 +16,9 @@ use crate::slab::{Class, Slabs, Slot};
 use crate::sync::Arc;
 use crate::units::DevicePtr;
 
+/// Memory is scarce from where all but one part in so many of the limit is held.
+const SCARCE: u64 = 16;
+
 /// A live block of grains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Block {
@@ -103,7 +106,7 @@ impl Core {
         {
             return Some(served);
         }
-        let run = self.buddy.take(request.shape)?;
+        let run = self.buddy.take(request.shape, self.is_scarce())?;
         self.budget.note_taken(run.len, self.buddy.taken_grains());
         Some(self.accept(run, request))
     }
@@ -267,10 +270,15 @@ impl Core {
         mapped
     }
 
-    /// How many more bytes to take from the driver for a request of `grains` before handles are moved.
-    pub(super) fn budget_room(&self, grains: u32) -> u64 {
+    /// Whether memory is scarce: nearly as much is held as may be.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.capacity.is_some_and(|limit| self.buddy.arena.held_bytes() >= limit - limit / SCARCE)
+    }
+
+    /// The budget, and how many more bytes to take from the driver for a request of `grains` before handles are moved.
+    pub(super) fn budget(&self, grains: u32) -> (u64, u64) {
         let budget = self.budget.bytes(self.buddy.taken_grains() + u64::from(grains));
-        budget.saturating_sub(self.buddy.arena.held_bytes())
+        (budget, budget.saturating_sub(self.buddy.arena.held_bytes()))
     }
 
     // ---- numbers ----

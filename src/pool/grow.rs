@@ -20,7 +20,7 @@ use super::Shared;
 use super::core::{Core, Served};
 use super::request::Request;
 use crate::arena::{Failure, GRAIN_BYTES, Work};
-use crate::buddy::{Filling, Run, Shape, Window, fill};
+use crate::buddy::{Filling, Run, Search, Shape, Window, fill};
 use crate::driver::{Call, MemoryKind};
 use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::MutexGuard;
@@ -29,6 +29,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The largest handle, in bytes.
 const MAX_HANDLE_BYTES: u64 = 32 * MIB;
+/// A new handle is at most one part in so many of the request it is made for, of the pool's budget, and of what may still be
+/// taken. Making and mapping cost per handle; but only a handle that is wholly free can be moved or given back.
+const HANDLES_PER_REQUEST: u64 = 8;
+const HANDLES_PER_BUDGET: u64 = 64;
+const HANDLES_PER_ROOM: u64 = 64;
 /// What addresses are reserved for at first, in multiples of the memory.
 const ADDRESSES_PER_MEMORY: u64 = 8;
 /// The most that is reserved at first, in bytes, so that a hundred pools fit in the address space of one process.
@@ -94,6 +99,17 @@ impl Asked {
     fn new(core: &Core, work: &Work, beyond: bool) -> Self {
         Self { bytes: work.bytes(), handles: work.pieces(), beyond, alone_since: (core.works == 1).then_some(core.begun) }
     }
+}
+
+/// How much may be taken from the driver, in bytes.
+#[derive(Clone, Copy)]
+struct Room {
+    /// At all: what the limit leaves, and the driver, as far as that is known.
+    hard: u64,
+    /// Before idle handles are moved instead.
+    soft: u64,
+    /// The budget, of which `soft` is what is left.
+    budget: u64,
 }
 
 /// How growing ended.
@@ -355,23 +371,26 @@ impl Shared {
         let shape = request.shape;
         if self.site.maps_pages {
             // Fast where there is memory: the best of a few windows, and within the budget.
-            let wish = core.budget_room(shape.grains);
-            if let Some(best) = core.buddy.windows(shape, false).first()
-                && let Some(step) = self.fill(core, best, attempt, room, wish)
+            let (budget, wish) = core.budget(shape.grains);
+            let search = if core.is_scarce() { Search::Thrifty } else { Search::Quick };
+            let room = Room { hard: room, soft: room.min(wish), budget };
+            if let Some(best) = core.buddy.windows(shape, search).first()
+                && let Some(step) = self.fill(core, best, attempt, room)
             {
                 return step;
             }
             // At the limit, every window is looked at, together with what would have to be moved or go for it.
             let idle: u64 = core.buddy.idle_handles(None).iter().map(|idle| idle.bytes).sum();
-            let windows = core.buddy.windows(shape, true);
-            for window in windows.iter().take_while(|window| self.bytes_of(window) <= room.saturating_add(idle)) {
-                if let Some(step) = self.fill(core, window, attempt, room, 0) {
+            for window in core.buddy.windows(shape, Search::Exhaustive) {
+                if self.bytes_of(&window) <= room.hard.saturating_add(idle)
+                    && let Some(step) = self.fill(core, &window, attempt, room)
+                {
                     return step;
                 }
             }
             let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
-            if !attempt.no_addresses && missing && pages_bytes <= room.saturating_add(idle) {
+            if !attempt.no_addresses && missing && pages_bytes <= room.hard.saturating_add(idle) {
                 // Another thread's addresses may do for this one, too.
                 return if core.reserving { Step::Wait } else { Step::Reserve };
             }
@@ -401,34 +420,34 @@ impl Shared {
         u64::from(window.missing_pages) * self.site.page_bytes
     }
 
-    /// How a window comes by its missing pages, with at most `room` bytes from the driver and no more than `wish` where
-    /// idle handles can be moved instead. `None` where both together are too little.
-    fn fill(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: u64, wish: u64) -> Option<Step> {
+    /// How a window comes by its missing pages: from the driver as far as the budget goes, from idle handles, and from the
+    /// driver again. `None` where all that is too little.
+    fn fill(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: Room) -> Option<Step> {
         let page_bytes = self.site.page_bytes;
         let needed = self.bytes_of(window);
         let handle_pages = self.handle_pages(window, attempt, room);
-        if needed <= room.min(wish) {
+        if needed <= room.soft {
             let mut missing = window.missing.clone();
-            let extra = attempt.step_bytes.saturating_sub(needed).min(room - needed) / page_bytes;
+            let extra = attempt.step_bytes.saturating_sub(needed).min(room.hard - needed) / page_bytes;
             if let Some(last) = missing.last_mut() {
                 last.count += core.buddy.arena.hole_from(last.end()).count.min(u32::try_from(extra).unwrap_or(u32::MAX));
             }
             return Some(self.map(core, window, &fill(&missing, &[], u32::MAX, handle_pages)));
         }
         let idle = core.buddy.idle_handles(Some(window));
-        if needed > room.saturating_add(idle.iter().map(|idle| idle.bytes).sum()) {
+        if needed > room.hard.saturating_add(idle.iter().map(|idle| idle.bytes).sum()) {
             return None;
         }
-        for most in [room.min(wish), room] {
+        for most in [room.soft, room.hard] {
             let most_pages = u32::try_from(most / page_bytes).unwrap_or(u32::MAX);
             let filling = fill(&window.missing, &idle, most_pages, handle_pages);
             let short = filling.new_pages.saturating_sub(most_pages);
             if short == 0 {
                 return Some(self.map(core, window, &filling));
             }
-            // Handles that fit nowhere go, and smaller ones are made in their place.
+            // Handles that fit in no gap go, and smaller ones are made in their place.
             let (mut chosen, mut pages) = (Vec::new(), 0);
-            for idle in filling.too_large.iter().take_while(|_| true) {
+            for idle in filling.too_large {
                 if pages >= short {
                     break;
                 }
@@ -443,11 +462,17 @@ impl Shared {
     }
 
     /// The most pages that a new handle under a window is to have.
-    fn handle_pages(&self, window: &Window, attempt: &Attempt, room: u64) -> u32 {
+    fn handle_pages(&self, window: &Window, attempt: &Attempt, room: Room) -> u32 {
         if attempt.coarse {
             return 1 << 30;
         }
-        let bytes = MAX_HANDLE_BYTES.min(u64::from(window.run.len) * GRAIN_BYTES / 8).min(room / 256);
+        let bytes = [
+            MAX_HANDLE_BYTES,
+            u64::from(window.run.len) * GRAIN_BYTES / HANDLES_PER_REQUEST,
+            room.budget / HANDLES_PER_BUDGET,
+            room.hard / HANDLES_PER_ROOM,
+        ];
+        let bytes = bytes.into_iter().min().unwrap_or_default();
         1 << (bytes / self.site.page_bytes).max(1).ilog2()
     }
 
