@@ -37,8 +37,8 @@ mod work;
 
 pub(crate) use regions::Region;
 pub(crate) use table::Table;
-pub(crate) use work::{Failure, Work};
 use work::{Elsewhere, Piece, Place, Stage};
+pub(crate) use work::{Failure, Work};
 
 use crate::driver::{Driver, MemoryKind, PhysicalHandle};
 use crate::sync::Arc;

@@ -208,9 +208,8 @@ impl Piece {
         if cfg!(vrampool_fault = "move_not_unwound") {
             return Ok(());
         }
-        self.map(site).or_else(|failure| {
+        self.map(site).inspect_err(|_| {
             let _ = self.release(site);
-            Err(failure)
         })
     }
 

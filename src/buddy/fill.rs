@@ -28,8 +28,7 @@ pub(crate) struct Filling {
 /// than were to be.
 pub(crate) fn fill(missing: &[Pages], idle: &[Idle], new_pages: u32, handle_pages: u32) -> Filling {
     let mut holes = missing.to_vec();
-    let mut filling =
-        Filling { parts: Vec::new(), new_pages: missing.iter().map(|hole| hole.count).sum(), too_large: Vec::new() };
+    let mut filling = Filling { parts: Vec::new(), new_pages: missing.iter().map(|hole| hole.count).sum(), too_large: Vec::new() };
     for idle in idle {
         if filling.new_pages <= new_pages {
             break;

@@ -93,8 +93,8 @@ impl Buddy {
         u64::from(self.tree.longest()) * GRAIN_BYTES
     }
 
-    /// Takes a free run of this shape: the lowest that fits, or, where memory is `scarce`, the lowest of those that break the
-    /// fewest whole free pages, which could be moved. No driver call could give one sooner.
+    /// Takes a free run of this shape: the lowest that fits, or, where memory is `scarce`, what breaks the fewest whole free
+    /// pages, since these could be moved, and of that the tightest. No driver call could give one sooner.
     pub(crate) fn take(&mut self, shape: Shape, scarce: bool) -> Option<Run> {
         let start = if scarce {
             self.thriftiest_fit(shape)?
@@ -115,21 +115,19 @@ impl Buddy {
         Some(run)
     }
 
-    /// Where a free run of this shape begins that breaks the fewest whole free pages: the lowest of these.
+    /// Where a run of this shape begins that breaks the fewest whole free pages: in the shortest such free run, the lowest.
     fn thriftiest_fit(&self, shape: Shape) -> Option<u32> {
-        let mut best: Option<(u32, u32)> = None;
+        let mut best: Option<((u32, u32), u32)> = None;
         self.tree.visit(shape.grains, |run| {
-            for start in place::ends(&self.arena, run, shape).into_iter().flatten() {
-                if run.start <= start && start <= run.end() - shape.grains {
-                    let broken = self.whole_pages(run)
-                        - self.whole_pages(Run { start: run.start, len: start - run.start })
-                        - self.whole_pages(Run { start: start + shape.grains, len: run.end() - start - shape.grains });
-                    if best.is_none_or(|(least, _)| broken < least) {
-                        best = Some((broken, start));
-                    }
+            let ends = place::ends(&self.arena, run, shape).into_iter().flatten();
+            for start in ends.filter(|&start| run.start <= start && start <= run.end() - shape.grains) {
+                let (head, tail) = outside(run, Run { start, len: shape.grains });
+                let broken = self.whole_pages(run) - self.whole_pages(head) - self.whole_pages(tail);
+                if best.is_none_or(|(least, _)| (broken, run.len) < least) {
+                    best = Some(((broken, run.len), start));
                 }
             }
-            best.is_none_or(|(least, _)| least > 0)
+            true
         });
         best.map(|(_, start)| start)
     }

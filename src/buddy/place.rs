@@ -1,8 +1,8 @@
 //! Where memory is mapped when no free run fits: the choice of a window.
 //!
 //! A window is a stretch of free grains and unmapped pages, long enough for the request. Mapping costs time, so the best
-//! window needs the fewest unmapped pages; then it strands the fewest bytes in the pages that it maps; then it has the lowest
-//! address. Where memory is scarce, the best takes the fewest whole pages first, mapped or not: a whole free page can be
+//! window needs the fewest unmapped pages; then it puts the least of the request on them, and so leaves the most of them free, in
+//! one piece; then it has the lowest address. Where memory is scarce, the best takes the fewest whole pages first, mapped or not: a whole free page can be
 //! moved to where it is needed, what is left of a broken one cannot.
 //!
 //! As a window slides over a stretch, what it needs changes only where one of its ends crosses an edge between free and
@@ -28,8 +28,8 @@ pub(crate) struct Window {
     pub(crate) missing_pages: u32,
     /// How many whole free pages it takes besides.
     whole_pages: u32,
-    /// Grains on the unmapped pages that the request leaves over.
-    stranded: u32,
+    /// How many of its grains lie on unmapped pages. The others use up what is free.
+    new_grains: u32,
 }
 
 /// How far to look for a window, and for which.
@@ -76,7 +76,7 @@ pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, search: Searc
     let mut windows: Vec<Window> = starts.into_iter().filter_map(|start| measure(arena, tree, Run { start, len: shape.grains })).collect();
     windows.sort_by_key(|window| {
         let first = if search == Search::Quick { 0 } else { window.missing_pages + window.whole_pages };
-        (first, window.missing_pages, window.stranded, window.run.start)
+        (first, window.missing_pages, window.new_grains, window.run.start)
     });
     windows
 }
@@ -112,7 +112,7 @@ fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
     let page_grains = arena.page_grains();
     let page = |page: u32| Run { start: page * page_grains, len: page_grains };
     run.start.checked_add(run.len)?;
-    let (mut at, mut missing, mut missing_pages, mut whole_pages, mut covered) = (run.start, Vec::new(), 0, 0, 0);
+    let (mut at, mut missing, mut missing_pages, mut whole_pages, mut new_grains) = (run.start, Vec::new(), 0, 0, 0);
     while at < run.end() {
         let free = tree.run_after(at);
         if !free.is_empty() {
@@ -132,10 +132,10 @@ fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
             return None;
         }
         let end = (hole.first + count) * page_grains;
-        covered += end.min(run.end()) - at;
+        new_grains += end.min(run.end()) - at;
         missing_pages += count;
         missing.push(Pages { first: hole.first, count });
         at = end;
     }
-    Some(Window { run, missing, missing_pages, whole_pages, stranded: missing_pages * page_grains - covered })
+    Some(Window { run, missing, missing_pages, whole_pages, new_grains })
 }

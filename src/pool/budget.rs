@@ -3,10 +3,10 @@
 use crate::arena::GRAIN_BYTES;
 
 /// A stretch of allocations ends when this many times its peak was allocated.
-const TURNOVER: u64 = 16;
+const TURNOVER: u64 = 64;
 
 /// How much the budget grows for a byte that was moved.
-const MOVED: f64 = 0.1;
+const MOVED: f64 = 0.08;
 
 /// What one stretch of allocations has seen.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +19,7 @@ struct Stretch {
     moved: u64,
 }
 
-/// The budget: `(1 + slack) x peak + 0.1 x moved`.
+/// The budget: `(1 + slack) x peak + 0.08 x moved`.
 ///
 /// *Peak* is the most that was in use and *moved* the bytes of handles that were moved, of late: in this stretch of
 /// allocations and the one before. Moving costs time and memory costs memory, so a pool that moves often is allowed more.

@@ -10,6 +10,11 @@ use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up, parse_bytes};
 
+/// See [`PoolBuilder::slack`].
+const DEFAULT_SLACK: f64 = 0.02;
+/// With this much, nothing but a limit ever has memory moved.
+const MAX_SLACK: f64 = 1000.0;
+
 /// Options for a pool. [`Pool::builder`] makes one with the defaults, which suit most programs:
 ///
 /// | option | default | |
@@ -20,6 +25,7 @@ use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up, parse_byt
 /// | [`maximum`](Self::maximum) | none | the most that is held |
 /// | [`growth`](Self::growth) | 0 | the least that is taken at a time, as a wish |
 /// | [`alignment`](Self::alignment) | 256 | of every address |
+/// | [`slack`](Self::slack) | 0.02 | what is held beyond the peak in use before memory is moved |
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PoolBuilder {
@@ -42,7 +48,7 @@ impl Default for PoolBuilder {
             maximum: None,
             growth: 0,
             alignment: MIN_ALIGNMENT,
-            slack: std::env::var("SLACK").map_or(0.03, |s| s.parse().unwrap()),
+            slack: DEFAULT_SLACK,
             on_out_of_memory: None,
         }
     }
@@ -84,6 +90,15 @@ impl PoolBuilder {
     /// What every address is a multiple of: 256 or 512 bytes.
     pub fn alignment(mut self, bytes: u64) -> Self {
         self.alignment = bytes;
+        self
+    }
+
+    /// How much more than the most that was in use of late the pool takes from the driver, as a share of it, before it moves
+    /// free memory to where a request needs it instead: 0.02 is two hundredths. Moving costs about 50 us for each piece of
+    /// 2 to 32 MiB, so a pool that moves often allows itself more by and by; with 0.4 hardly anything is ever moved. Near
+    /// the limit, and rather than fail, memory is moved whatever the slack. Of no effect where pages cannot be mapped.
+    pub fn slack(mut self, share: f64) -> Self {
+        self.slack = share;
         self
     }
 
@@ -130,9 +145,14 @@ impl PoolBuilder {
                 "maximum" => self.maximum(bytes()?),
                 "growth" => self.growth(bytes()?),
                 "alignment" => self.alignment(bytes()?),
+                "slack" => self.slack(
+                    value
+                        .parse()
+                        .map_err(|_| Error::invalid_argument(format!("option 'slack': '{value}' is not a number such as 0.02")))?,
+                ),
                 _ => {
                     return Err(Error::invalid_argument(format!(
-                        "option '{key}' is not known (kind, initial, maximum, growth, alignment)"
+                        "option '{key}' is not known (kind, initial, maximum, growth, alignment, slack)"
                     )));
                 }
             };
@@ -144,8 +164,8 @@ impl PoolBuilder {
     ///
     /// # Errors
     /// - [`Error::is_unavailable`]: there is no device, or it lacks this kind of memory.
-    /// - [`Error::is_invalid_argument`]: a maximum below one page or below the initial size, or another alignment than
-    ///   256 or 512.
+    /// - [`Error::is_invalid_argument`]: a maximum below one page or below the initial size, another alignment than 256 or
+    ///   512, or a slack that is not a share from 0 to 1000.
     /// - [`Error::is_out_of_memory`], [`Error::is_driver`]: the initial size could not be had.
     pub fn build(self) -> Result<Pool> {
         let device = self.device.map_or_else(Device::first, Ok)?;
@@ -168,6 +188,9 @@ impl PoolBuilder {
         }
         if ![MIN_ALIGNMENT, 2 * MIN_ALIGNMENT].contains(&self.alignment) {
             return Err(Error::invalid_argument(format!("a pool's alignment is 256 or 512 bytes, not {}", self.alignment)));
+        }
+        if !(0.0..=MAX_SLACK).contains(&self.slack) {
+            return Err(Error::invalid_argument(format!("a slack of {} is not a share from 0 to {MAX_SLACK}", self.slack)));
         }
         let capacity = self.maximum.map(|maximum| align_down(maximum, page_bytes));
         if capacity == Some(0) {
@@ -231,9 +254,10 @@ mod tests {
 
     #[test]
     fn options_are_read_from_text() {
-        let builder = Pool::builder().configure(" kind=pinned, initial=1MiB,maximum=2GiB ,growth=4096,alignment=512,").unwrap();
+        let builder = Pool::builder().configure(" kind=pinned, initial=1MiB,maximum=2GiB ,growth=4096,alignment=512,slack=0.4,").unwrap();
         assert_eq!(builder.kind, MemoryKind::Pinned);
         assert_eq!((builder.initial, builder.maximum, builder.growth, builder.alignment), (1 << 20, Some(2 << 30), 4096, 512));
+        assert_eq!(builder.slack, 0.4);
         let untouched = Pool::builder().configure("").unwrap();
         assert_eq!((untouched.kind, untouched.initial, untouched.maximum), (MemoryKind::Device, 0, None));
     }
@@ -247,6 +271,8 @@ mod tests {
             ("maximum=1GB", "unit"),
             ("initial=-1", "'initial'"),
             ("kind=host", "'host'"),
+            ("slack=much", "'much'"),
+            ("slack=", "'slack'"),
             ("growth=1,growth=1", "twice"),
         ] {
             let error = Pool::builder().configure(text).unwrap_err();

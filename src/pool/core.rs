@@ -17,7 +17,7 @@ use crate::sync::Arc;
 use crate::units::DevicePtr;
 
 /// Memory is scarce from where all but one part in so many of the limit is held.
-const SCARCE: u64 = 16;
+const SCARCE: u64 = 8;
 
 /// A live block of grains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

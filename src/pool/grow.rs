@@ -31,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const MAX_HANDLE_BYTES: u64 = 32 * MIB;
 /// A new handle is at most one part in so many of the request it is made for, of the pool's budget, and of what may still be
 /// taken. Making and mapping cost per handle; but only a handle that is wholly free can be moved or given back.
-const HANDLES_PER_REQUEST: u64 = 8;
+const HANDLES_PER_REQUEST: u64 = 4;
 const HANDLES_PER_BUDGET: u64 = 64;
 const HANDLES_PER_ROOM: u64 = 64;
 /// What addresses are reserved for at first, in multiples of the memory.
@@ -373,7 +373,7 @@ impl Shared {
             // Fast where there is memory: the best of a few windows, and within the budget.
             let (budget, wish) = core.budget(shape.grains);
             let search = if core.is_scarce() { Search::Thrifty } else { Search::Quick };
-            let room = Room { hard: room, soft: room.min(wish), budget };
+            let room = Room { hard: room, soft: room.min(wish.max(attempt.step_bytes)), budget };
             if let Some(best) = core.buddy.windows(shape, search).first()
                 && let Some(step) = self.fill(core, best, attempt, room)
             {
