@@ -31,7 +31,7 @@ pub mod cuda;
 pub mod sim;
 
 pub use call::Call;
-pub use device::Device;
+pub use device::{Device, DeviceChoice};
 pub use meter::{CallCounts, Meter};
 pub use types::{
     AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, FunctionHandle, Granularity,

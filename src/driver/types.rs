@@ -17,6 +17,28 @@ pub enum MemoryKind {
     Managed,
 }
 
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Pinned => "pinned",
+            Self::Managed => "managed",
+        })
+    }
+}
+
+impl FromStr for MemoryKind {
+    type Err = String;
+
+    /// # Errors
+    /// A text that is no kind's name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let kinds = [Self::Device, Self::Pinned, Self::Managed];
+        let named = kinds.into_iter().find(|kind| kind.to_string() == text);
+        named.ok_or_else(|| format!("'{text}' is not device, pinned or managed"))
+    }
+}
+
 /// What a device is and what it can do, each capability as the device itself answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]

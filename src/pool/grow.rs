@@ -183,7 +183,7 @@ impl Shared {
     fn grow_or_refuse(&self, request: &Request) -> Result<Result<Served, OutOfMemory>> {
         let mut attempt = Attempt {
             // A wish beyond all memory is a wish for all of it.
-            step_bytes: self.growth_bytes.min(self.memory_bytes),
+            step_bytes: self.options.growth.min(self.memory_bytes),
             driver_room: None,
             code: None,
             driver_free: None,

@@ -7,6 +7,7 @@ mod buffer;
 mod builder;
 mod core;
 mod grow;
+mod options;
 mod request;
 mod statistics;
 
@@ -16,10 +17,11 @@ pub use statistics::{ClassStatistics, Statistics};
 
 use self::core::{Core, Served};
 use crate::arena::Site;
-use crate::driver::{Call, MemoryKind};
+use crate::driver::{Call, HandleProperties, MemoryKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::units::{DeviceId, DevicePtr, MIN_ALIGNMENT};
+use options::Options;
 use request::Request;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,8 +43,7 @@ struct Shared {
     core: Mutex<Core>,
     /// Notified whenever work is settled.
     settled: Condvar,
-    growth_bytes: u64,
-    alignment: u64,
+    options: Options,
     /// The memory that could ever be held, in bytes: what requests beyond it are refused by.
     memory_bytes: u64,
     on_out_of_memory: Option<OutOfMemoryCallback>,
@@ -60,7 +61,7 @@ impl Shared {
     }
 
     fn try_allocate(&self, size: u64, alignment: u64) -> Result<Served> {
-        let request = Request::new(size, alignment, self.alignment)?;
+        let request = Request::new(size, alignment, self.options.alignment)?;
         let mut core = self.core.lock();
         if request.block_bytes() > self.memory_bytes {
             return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
@@ -164,7 +165,7 @@ impl Pool {
     fn allocate_served(&self, size: u64, alignment: u64) -> Result<Served> {
         if size == 0 {
             // Nothing is allocated; the alignment is checked all the same.
-            Request::new(1, alignment, self.shared.alignment)?;
+            Request::new(1, alignment, self.shared.options.alignment)?;
             return Ok(Served { address: DevicePtr::NULL, serial: 0 });
         }
         self.shared.allocate(size, alignment)
@@ -238,6 +239,21 @@ impl Pool {
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.shared.site.kind
+    }
+
+    /// What the pool's memory is made for, and so what it can be used for: what was asked for with
+    /// [`PoolBuilder::rdma`] and [`PoolBuilder::shareable`], which are refused where they cannot be had. `None` where the
+    /// memory comes in plain allocations.
+    #[must_use]
+    pub fn handle_properties(&self) -> Option<HandleProperties> {
+        self.shared.site.maps_pages.then_some(self.shared.site.handle_properties)
+    }
+
+    /// The pool's options in the form that [`PoolBuilder::configure`] and the variable `VRAMPOOL_CONFIG` are read in,
+    /// without those that are as by default.
+    #[must_use]
+    pub fn config(&self) -> String {
+        self.shared.options.to_string()
     }
 
     /// The pool's page in bytes: what it takes from the driver is a multiple of it.

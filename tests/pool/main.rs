@@ -6,6 +6,7 @@ mod fragmentation;
 mod geometry;
 mod lifetime;
 mod limits;
+mod purposes;
 mod sizes;
 mod support;
 mod threads;

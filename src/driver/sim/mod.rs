@@ -60,6 +60,7 @@ mod streams;
 mod vmm;
 
 pub use super::kernels::{BUILTIN_MODULE, pattern};
+pub use audit::Piece;
 pub use config::{MAX_DEVICES, PlainPlacement, SimConfig, SimDevice};
 pub use faults::FaultTarget;
 

@@ -30,6 +30,7 @@ pub(super) struct Vmm {
 pub(super) struct Physical {
     pub(super) bytes: u64,
     pub(super) device: usize,
+    pub(super) properties: HandleProperties,
     mappings: u64,
     pub(super) released: bool,
     /// Where it lies in the memory file of a backed device.
@@ -184,7 +185,7 @@ impl State {
             return Err(CuResult::ERROR_OUT_OF_MEMORY);
         };
         self.vmm.physical_count += 1;
-        let handle = self.vmm.handles.insert(Physical { bytes, device, mappings: 0, released: false, offset });
+        let handle = self.vmm.handles.insert(Physical { bytes, device, properties: *properties, mappings: 0, released: false, offset });
         Ok((PhysicalHandle(handle), cost::of(cost::MEM_CREATE, bytes)))
     }
 
