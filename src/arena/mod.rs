@@ -263,16 +263,16 @@ impl Arena {
         self.held_bytes += bytes;
     }
 
-    /// Begins to map holes: each is cut into handles of a power of two pages, at most `handle_pages`. The pages are
-    /// taken and the bytes charged.
-    pub(crate) fn begin_map(&mut self, holes: &[Pages], handle_pages: u32) -> Work {
+    /// Begins to map holes: each is cut into handles of a power of two pages, at most `handle_pages`, or without that is one
+    /// handle. The pages are taken and the bytes charged.
+    pub(crate) fn begin_map(&mut self, holes: &[Pages], handle_pages: Option<u32>) -> Work {
         let mut pieces = Vec::new();
         for &hole in holes {
             debug_assert!(self.hole_from(hole.first).count >= hole.count, "{hole:?} is not a hole");
             let mut at = hole.first;
             while at < hole.end() {
                 let left = hole.end() - at;
-                let count = handle_pages.min(1 << left.ilog2());
+                let count = handle_pages.map_or(left, |most| most.min(1 << left.ilog2()));
                 let pages = Pages { first: at, count };
                 let address = self.address_of(at * self.page_grains());
                 pieces.push(Piece { pages, address, bytes: u64::from(count) * self.page_bytes(), stage: Stage::Planned });

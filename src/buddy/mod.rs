@@ -90,7 +90,9 @@ impl Buddy {
 
     /// Takes a free run of this shape: the lowest that fits. No driver call could give one sooner.
     pub(crate) fn take(&mut self, shape: Shape) -> Option<Run> {
-        let start = if shape.alignment <= GRAIN_BYTES {
+        let start = if shape.one_handle {
+            self.first_fit_on_one_handle(shape)?
+        } else if shape.alignment <= GRAIN_BYTES {
             self.tree.first_fit(shape.grains)?
         } else {
             let mut aligned = None;
@@ -104,6 +106,25 @@ impl Buddy {
         let run = Run { start, len: shape.grains };
         self.tree.remove(run);
         Some(run)
+    }
+
+    /// Where the lowest free run of this shape begins that lies on one handle.
+    fn first_fit_on_one_handle(&self, shape: Shape) -> Option<u32> {
+        let page_grains = self.arena.page_grains();
+        let mut handles: Vec<Run> = self.arena.handles().map(|(_, handle)| grains_of(handle.pages, page_grains)).collect();
+        handles.retain(|handle| handle.len >= shape.grains);
+        handles.sort_unstable_by_key(|handle| handle.start);
+        let mut found = None;
+        self.tree.visit(shape.grains, |run| {
+            let first = handles.partition_point(|handle| handle.end() <= run.start);
+            found = handles[first..].iter().take_while(|handle| handle.start < run.end()).find_map(|handle| {
+                let start = self.arena.align_up(run.start.max(handle.start), shape.alignment)?;
+                let end = if cfg!(vrampool_fault = "across_handles") { run.end() } else { run.end().min(handle.end()) };
+                (start.checked_add(shape.grains)? <= end).then_some(start)
+            });
+            found.is_none()
+        });
+        found
     }
 
     /// Makes a taken run free.
@@ -134,7 +155,7 @@ impl Buddy {
 
     /// Takes a window's free parts out of the tree and begins to map what is missing under it, and `extra` pages
     /// behind it where they are a hole.
-    pub(crate) fn begin_map(&mut self, window: &Window, extra: u32, handle_pages: u32) -> (Work, Vec<Run>) {
+    pub(crate) fn begin_map(&mut self, window: &Window, extra: u32, handle_pages: Option<u32>) -> (Work, Vec<Run>) {
         let mut parts = Vec::new();
         let mut at = window.run.start;
         while at < window.run.end() {

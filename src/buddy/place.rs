@@ -27,6 +27,8 @@ pub(crate) struct Window {
     pub(crate) missing_pages: u32,
     /// Grains on those pages that the request leaves over.
     stranded: u32,
+    /// Whether the pages are to be one handle.
+    pub(crate) one_handle: bool,
 }
 
 /// What is looked for.
@@ -36,10 +38,15 @@ pub(crate) struct Shape {
     pub(crate) grains: u32,
     /// What its address must be a multiple of, in bytes: a power of two.
     pub(crate) alignment: u64,
+    /// Whether it must lie on one handle.
+    pub(crate) one_handle: bool,
 }
 
 /// The windows for a request, best first; empty where only new addresses help.
 pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, exhaustive: bool) -> Vec<Window> {
+    if shape.one_handle {
+        return window_for_one_handle(arena, shape).into_iter().collect();
+    }
     let limit = if exhaustive { usize::MAX } else { CANDIDATES };
     let mut starts = Vec::new();
     let mut edges = |begin: u32, end: u32| {
@@ -70,6 +77,23 @@ pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, exhaustive: b
     let mut windows: Vec<Window> = starts.into_iter().filter_map(|start| measure(arena, tree, Run { start, len: shape.grains })).collect();
     windows.sort_by_key(|window| (window.missing_pages, window.stranded, window.run.start));
     windows
+}
+
+/// The lowest pages that one new handle for the request can be mapped at: none of the free grains beside them is of use, since
+/// they are on other handles.
+fn window_for_one_handle(arena: &Arena, shape: Shape) -> Option<Window> {
+    let page_grains = arena.page_grains();
+    let count = shape.grains.div_ceil(page_grains);
+    let mut found = None;
+    arena.visit_holes(|hole| {
+        // Pages are aligned to their size, so that an aligned start is a page's.
+        let start = arena.align_up(hole.first * page_grains, shape.alignment);
+        found = start.filter(|start| start / page_grains + count <= hole.end());
+        found.is_none()
+    });
+    let run = Run { start: found?, len: shape.grains };
+    let missing = vec![Pages { first: run.start / page_grains, count }];
+    Some(Window { run, missing, missing_pages: count, stranded: count * page_grains - shape.grains, one_handle: true })
 }
 
 /// The longest free runs, at most `limit`, in no order.
@@ -108,5 +132,5 @@ fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
         missing.push(Pages { first: hole.first, count });
         at = end;
     }
-    Some(Window { run, missing, missing_pages, stranded: missing_pages * page_grains - covered })
+    Some(Window { run, missing, missing_pages, stranded: missing_pages * page_grains - covered, one_handle: false })
 }

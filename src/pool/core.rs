@@ -215,7 +215,7 @@ impl Core {
     // ---- work under way ----
 
     /// Takes a window and begins to map it.
-    pub(super) fn begin_map(&mut self, window: &Window, extra_pages: u32, handle_pages: u32) -> (Work, Vec<Run>) {
+    pub(super) fn begin_map(&mut self, window: &Window, extra_pages: u32, handle_pages: Option<u32>) -> (Work, Vec<Run>) {
         let (work, parts) = self.buddy.begin_map(window, extra_pages, handle_pages);
         self.window_grains += parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
         self.begin_work();
@@ -273,6 +273,7 @@ impl Core {
             requested: request.size,
             rounded: request.block_bytes(),
             alignment: request.alignment,
+            contiguous: request.shape.one_handle,
             live: self.counts.live_bytes,
             idle: self.buddy.free_bytes(),
             largest_free: self.buddy.largest_free_bytes(),

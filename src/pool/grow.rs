@@ -407,13 +407,16 @@ impl Shared {
     fn map(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: u64) -> Step {
         let page_bytes = self.site.page_bytes;
         let needed = self.bytes_of(window);
-        let extra = attempt.step_bytes.saturating_sub(needed).min(room - needed) / page_bytes;
-        let handle_pages = if attempt.coarse {
-            1 << 30
+        let mut extra = attempt.step_bytes.saturating_sub(needed).min(room - needed) / page_bytes;
+        let handle_pages = if window.one_handle {
+            extra = 0;
+            None
+        } else if attempt.coarse {
+            Some(1 << 30)
         } else {
             let most = (MAX_HANDLE_BYTES / page_bytes).max(1);
             let wanted = ((u64::from(window.missing_pages) + extra) / u64::from(HANDLES_PER_REQUEST)).clamp(1, most);
-            1 << wanted.ilog2()
+            Some(1 << wanted.ilog2())
         };
         let (work, parts) = core.begin_map(window, extra.min(u64::from(u32::MAX)) as u32, handle_pages);
         let beyond = work.bytes() > needed;

@@ -50,18 +50,21 @@ struct Shared {
 }
 
 impl Shared {
-    fn allocate(&self, size: u64, alignment: u64) -> Result<Served> {
+    fn allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
         // Before the lock: in a forked child a thread that is not there may hold it.
         self.site.driver.alive().map_err(|code| Error::driver(Call::allocates(self.site.kind).name(), code))?;
-        let result = self.try_allocate(size, alignment);
+        let result = self.try_allocate(size, alignment, one_handle);
         if result.is_err() {
             self.core.lock().counts.failed_allocations += 1;
         }
         result
     }
 
-    fn try_allocate(&self, size: u64, alignment: u64) -> Result<Served> {
-        let request = Request::new(size, alignment, self.options.alignment)?;
+    fn try_allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
+        let mut request = Request::new(size, alignment, self.options.alignment)?;
+        if one_handle {
+            request = request.on_one_handle();
+        }
         let mut core = self.core.lock();
         if request.block_bytes() > self.memory_bytes {
             return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
@@ -159,16 +162,33 @@ impl Pool {
     /// # Complexity
     /// As [`Pool::allocate`]; above 16 KiB, O(n) of the free runs that are long enough.
     pub fn allocate_aligned(&self, size: u64, alignment: u64) -> Result<DevicePtr> {
-        Ok(self.allocate_served(size, alignment)?.address)
+        Ok(self.allocate_served(size, alignment, false)?.address)
     }
 
-    fn allocate_served(&self, size: u64, alignment: u64) -> Result<Served> {
+    /// Allocates at least `size` bytes at a multiple of `alignment` bytes, as [`Pool::allocate_aligned`], all of them in one
+    /// piece of the driver's memory: one handle, or one plain allocation. Other blocks may lie on several pieces, mapped side by
+    /// side. To work on the device that makes no difference, but what goes by pieces needs it: to export memory, to register
+    /// it with a network card or a library that does, or to ask the driver for the range that an address lies in.
+    ///
+    /// It costs more: free memory that spans pieces does not serve it, pages are taken for it alone where no piece has room,
+    /// and a small block takes up 16 KiB.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_aligned`]; the numbers of a lack of memory say that it was [`contiguous`](OutOfMemory::contiguous).
+    ///
+    /// # Complexity
+    /// O(n log n) of the handles held, and of the free runs that are long enough. Otherwise as [`Pool::allocate`].
+    pub fn allocate_contiguous(&self, size: u64, alignment: u64) -> Result<DevicePtr> {
+        Ok(self.allocate_served(size, alignment, true)?.address)
+    }
+
+    fn allocate_served(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
         if size == 0 {
             // Nothing is allocated; the alignment is checked all the same.
             Request::new(1, alignment, self.shared.options.alignment)?;
             return Ok(Served { address: DevicePtr::NULL, serial: 0 });
         }
-        self.shared.allocate(size, alignment)
+        self.shared.allocate(size, alignment, one_handle)
     }
 
     /// Allocates a block that frees itself. As [`Pool::allocate`].
@@ -184,7 +204,16 @@ impl Pool {
     /// # Errors
     /// As [`Pool::allocate_aligned`].
     pub fn allocate_buffer_aligned(&self, size: u64, alignment: u64) -> Result<DeviceBuffer> {
-        let served = self.allocate_served(size, alignment)?;
+        let served = self.allocate_served(size, alignment, false)?;
+        Ok(DeviceBuffer::new(self.clone(), served.address, size, served.serial))
+    }
+
+    /// Allocates a block that frees itself. As [`Pool::allocate_contiguous`].
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_contiguous`].
+    pub fn allocate_buffer_contiguous(&self, size: u64, alignment: u64) -> Result<DeviceBuffer> {
+        let served = self.allocate_served(size, alignment, true)?;
         Ok(DeviceBuffer::new(self.clone(), served.address, size, served.serial))
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Each test is named for what must hold and says what goes wrong where it does not.
 
+mod contiguous;
 mod fragmentation;
 mod geometry;
 mod lifetime;
