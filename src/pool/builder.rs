@@ -27,12 +27,24 @@ const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
 /// | [`rdma`](Self::rdma) | no | whether network cards are to reach the memory |
 /// | [`shareable`](Self::shareable) | none | how the memory is to be shared with other processes |
 /// | [`no_vmm`](Self::no_vmm) | no | whether memory comes in plain allocations even where pages can be mapped |
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct PoolBuilder {
     device: Option<Device>,
     pub(super) options: Options,
+    slack: f64,
     on_out_of_memory: Option<OutOfMemoryCallback>,
+}
+
+impl Default for PoolBuilder {
+    fn default() -> Self {
+        Self {
+            device: None,
+            options: Options::default(),
+            slack: std::env::var("SLACK").map_or(0.03, |s| s.parse().unwrap()),
+            on_out_of_memory: None,
+        }
+    }
 }
 
 impl PoolBuilder {
@@ -208,7 +220,7 @@ impl PoolBuilder {
         let site = Arc::new(Site { driver, device: device.id(), kind: options.kind, page_bytes, maps_pages, handle_properties });
         let initial = options.initial;
         let shared = Shared {
-            core: Mutex::new(Core::new(Arc::clone(&site), capacity)),
+            core: Mutex::new(Core::new(Arc::clone(&site), capacity, self.slack)),
             site,
             settled: Condvar::new(),
             options,
