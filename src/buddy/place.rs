@@ -114,7 +114,8 @@ pub(super) fn ends(arena: &Arena, stretch: Run, shape: Shape) -> [Option<u32>; 3
     [
         arena.align_up(stretch.start, shape.alignment),
         last.filter(is_aligned),
-        last.filter(|_| slack > 0).and_then(|start| arena.align_up(start.checked_sub(slack)?, shape.alignment)),
+        // From a region before this one, the address is another.
+        last.filter(|_| slack > 0).and_then(|start| arena.align_up(start.checked_sub(slack)?, shape.alignment)).filter(is_aligned),
     ]
 }
 
