@@ -169,7 +169,7 @@ impl Pool {
     /// Allocates at least `size` bytes at a multiple of `alignment` bytes, as [`Pool::allocate_aligned`], all of them in one
     /// piece of the driver's memory: one handle, or one plain allocation. Other blocks may lie on several pieces, mapped side by
     /// side. To work on the device that makes no difference, but what goes by pieces needs it: to export memory, to register
-    /// it with a network card or a library that does, or to ask the driver for the range that an address lies in.
+    /// it with a network card or a library that does, or to find its range by `cuMemGetAddressRange`, which answers with a handle's.
     ///
     /// It costs more: free memory that spans pieces does not serve it, pages are taken for it alone where no piece has room,
     /// and a small block takes up 16 KiB.
