@@ -332,6 +332,7 @@ fn info_names_the_driver_and_its_devices() {
     assert_eq!(device["total_bytes"], Value::from(140u64 << 30));
     assert_eq!(device["granularity_bytes"], Value::from(2 << 20));
     assert_eq!(device["virtual_memory_management"], Value::from(true));
+    assert_eq!((&device["rdma"], &device["shareable"]), (&Value::from(true), &Value::from("fd+fabric")));
     refused(&run(&["info", "--device", "cuda:0"]), "cuda:0 cannot be used");
 }
 

@@ -2,7 +2,7 @@
 
 use vrampool::driver::conformance::{self, Report};
 use vrampool::driver::sim::{PlainPlacement, SimConfig, SimDriver};
-use vrampool::driver::{Driver, Meter};
+use vrampool::driver::{Driver, HandleTypes, Meter};
 use vrampool::units::{DeviceId, GIB, KIB, MIB};
 
 fn assert_passes(report: &Report, at_least: usize, what: &str) {
@@ -63,4 +63,29 @@ fn the_meter_changes_nothing_and_ends_at_zero() {
     assert_eq!(meter.counts().total(), driver.calls(vrampool::driver::sim::FaultTarget::AnyCall));
     assert_eq!(driver.audit(), Ok(()));
     assert_eq!(meter.modelled_ns(), driver.modelled_ns());
+}
+
+#[test]
+fn machines_without_handles_for_something_conform() {
+    let fd = HandleTypes::FILE_DESCRIPTOR;
+    for (rdma, shareable, permitted) in [
+        (false, fd | HandleTypes::FABRIC, true),
+        (true, fd, true),
+        (true, HandleTypes::NONE, true),
+        (true, fd | HandleTypes::FABRIC, false),
+    ] {
+        let config = SimConfig::default().capacity(GIB).rdma(rdma).shareable(shareable).fabric_permitted(permitted);
+        let driver = SimDriver::new(config);
+        let report = conformance::run(&*driver, DeviceId(0));
+        let what = format!("rdma {rdma}, {shareable:?}, permitted {permitted}");
+        assert_passes(&report, 200, &what);
+        assert_eq!(driver.audit(), Ok(()), "{what}");
+        // Each lack shows in what was refused.
+        let refused = |name: &str| report.checks().iter().find(|check| check.name == name).unwrap().observed.clone();
+        assert_eq!(refused("a handle for RDMA").contains("801"), !rdma, "{report}");
+        assert_eq!(refused("a handle for descriptors").contains("801"), shareable.is_empty(), "{report}");
+        let fabric = refused("a handle for descriptors and the fabric");
+        assert_eq!(fabric.contains("801"), !shareable.contains(HandleTypes::FABRIC), "{fabric}");
+        assert_eq!(fabric.contains("800"), !permitted, "{fabric}");
+    }
 }

@@ -17,7 +17,13 @@ fn size() -> impl Strategy<Value = Size> {
 
 fn allocate() -> impl Strategy<Value = Op> {
     let alignment = prop_oneof![4 => Just(0u8), 1 => 1..24u8];
-    (size(), alignment, any::<bool>()).prop_map(|(size, alignment, buffer)| Op::Allocate { size, alignment, buffer })
+    let contiguous = prop::bool::weighted(0.15);
+    (size(), alignment, any::<bool>(), contiguous).prop_map(|(size, alignment, buffer, contiguous)| Op::Allocate {
+        size,
+        alignment,
+        buffer,
+        contiguous,
+    })
 }
 
 fn op() -> impl Strategy<Value = Op> {

@@ -40,7 +40,7 @@ pub(crate) use table::Table;
 use work::{Elsewhere, Piece, Place, Stage};
 pub(crate) use work::{Failure, Work};
 
-use crate::driver::{Driver, MemoryKind, PhysicalHandle};
+use crate::driver::{Driver, HandleProperties, MemoryKind, PhysicalHandle};
 use crate::sync::Arc;
 use crate::units::{DeviceId, DevicePtr, MIB};
 use bitvec::prelude::{BitSlice, BitVec, Lsb0};
@@ -90,6 +90,8 @@ pub(crate) struct Site {
     pub(crate) page_bytes: u64,
     /// Whether pages can be mapped one by one. Without it, memory comes in plain allocations.
     pub(crate) maps_pages: bool,
+    /// What mapped pages are made for.
+    pub(crate) handle_properties: HandleProperties,
 }
 
 /// What stands behind mapped pages.

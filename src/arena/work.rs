@@ -1,7 +1,7 @@
 //! Work for the driver, done without any lock: making and mapping memory, and giving it back.
 
 use super::{Pages, Site};
-use crate::driver::{AccessDescriptor, AccessFlags, Call, DriverResult, HandleProperties, PhysicalHandle};
+use crate::driver::{AccessDescriptor, AccessFlags, Call, DriverResult, PhysicalHandle};
 use crate::error::CuResult;
 use crate::sync::Arc;
 use crate::units::DevicePtr;
@@ -130,14 +130,14 @@ impl Work {
     }
 
     fn grow_or_fail(&mut self) -> Result<(), Failure> {
-        let Site { driver, device, kind, .. } = &*self.site;
+        let Site { driver, device, kind, handle_properties, .. } = &*self.site;
         for piece in &mut self.pieces {
             match piece.stage {
                 Stage::PlannedPlain => {
                     piece.stage = Stage::Allocated(step(Call::allocates(*kind), driver.mem_alloc(*device, *kind, piece.bytes))?);
                 }
                 Stage::Planned => {
-                    let created = driver.mem_create(piece.bytes, &HandleProperties::on(*device));
+                    let created = driver.mem_create(piece.bytes, handle_properties);
                     piece.stage = Stage::Created(step(Call::MemCreate, created)?);
                 }
                 _ => {}

@@ -96,7 +96,9 @@ impl Buddy {
     /// Takes a free run of this shape: the lowest that fits, or, where memory is `scarce`, what breaks the fewest whole free
     /// pages, since these could be moved, and of that the tightest. No driver call could give one sooner.
     pub(crate) fn take(&mut self, shape: Shape, scarce: bool) -> Option<Run> {
-        let start = if scarce {
+        let start = if shape.one_handle {
+            self.first_fit_on_one_handle(shape)?
+        } else if scarce {
             self.thriftiest_fit(shape)?
         } else if shape.alignment <= GRAIN_BYTES {
             self.tree.first_fit(shape.grains)?
@@ -113,6 +115,25 @@ impl Buddy {
         self.tree.remove(run);
         self.taken += u64::from(run.len);
         Some(run)
+    }
+
+    /// Where the lowest free run of this shape begins that lies on one handle.
+    fn first_fit_on_one_handle(&self, shape: Shape) -> Option<u32> {
+        let page_grains = self.arena.page_grains();
+        let mut handles: Vec<Run> = self.arena.handles().map(|(_, handle)| grains_of(handle.pages, page_grains)).collect();
+        handles.retain(|handle| handle.len >= shape.grains);
+        handles.sort_unstable_by_key(|handle| handle.start);
+        let mut found = None;
+        self.tree.visit(shape.grains, |run| {
+            let first = handles.partition_point(|handle| handle.end() <= run.start);
+            found = handles[first..].iter().take_while(|handle| handle.start < run.end()).find_map(|handle| {
+                let start = self.arena.align_up(run.start.max(handle.start), shape.alignment)?;
+                let end = if cfg!(vrampool_fault = "across_handles") { run.end() } else { run.end().min(handle.end()) };
+                (start.checked_add(shape.grains)? <= end).then_some(start)
+            });
+            found.is_none()
+        });
+        found
     }
 
     /// Where a run of this shape begins that breaks the fewest whole free pages: in the shortest such free run, the lowest.

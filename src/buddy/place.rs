@@ -30,6 +30,8 @@ pub(crate) struct Window {
     whole_pages: u32,
     /// How many of its grains lie on unmapped pages. The others use up what is free.
     new_grains: u32,
+    /// Whether all of it is to be one new handle.
+    pub(crate) one_handle: bool,
 }
 
 /// How far to look for a window, and for which.
@@ -50,10 +52,15 @@ pub(crate) struct Shape {
     pub(crate) grains: u32,
     /// What its address must be a multiple of, in bytes: a power of two.
     pub(crate) alignment: u64,
+    /// Whether it must lie on one handle.
+    pub(crate) one_handle: bool,
 }
 
 /// The windows for a request, best first; empty where only new addresses help.
 pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, search: Search) -> Vec<Window> {
+    if shape.one_handle {
+        return window_for_one_handle(arena, shape).into_iter().collect();
+    }
     let limit = if search == Search::Exhaustive { usize::MAX } else { CANDIDATES };
     let mut starts = Vec::new();
     let mut edges = |begin: u32, end: u32| starts.extend(ends(arena, Run { start: begin, len: end - begin }, shape));
@@ -81,6 +88,23 @@ pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, search: Searc
     windows
 }
 
+/// The lowest pages that one new handle for the request can be mapped at: none of the free grains beside them is of use, since
+/// they are on other handles.
+fn window_for_one_handle(arena: &Arena, shape: Shape) -> Option<Window> {
+    let page_grains = arena.page_grains();
+    let count = shape.grains.div_ceil(page_grains);
+    let mut found = None;
+    arena.visit_holes(|hole| {
+        // Pages are aligned to their size, so that an aligned start is a page's.
+        let start = arena.align_up(hole.first * page_grains, shape.alignment);
+        found = start.filter(|start| start / page_grains + count <= hole.end());
+        found.is_none()
+    });
+    let run = Run { start: found?, len: shape.grains };
+    let missing = vec![Pages { first: run.start / page_grains, count }];
+    Some(Window { run, missing, missing_pages: count, whole_pages: 0, new_grains: shape.grains, one_handle: true })
+}
+
 /// The aligned starts with which a run of this shape lies at one end of a stretch, or would if it were long enough.
 pub(super) fn ends(arena: &Arena, stretch: Run, shape: Shape) -> [Option<u32>; 3] {
     // The last aligned start from which the run still ends in the stretch.
@@ -90,7 +114,8 @@ pub(super) fn ends(arena: &Arena, stretch: Run, shape: Shape) -> [Option<u32>; 3
     [
         arena.align_up(stretch.start, shape.alignment),
         last.filter(is_aligned),
-        last.filter(|_| slack > 0).and_then(|start| arena.align_up(start.checked_sub(slack)?, shape.alignment)),
+        // From a region before this one, the address is another.
+        last.filter(|_| slack > 0).and_then(|start| arena.align_up(start.checked_sub(slack)?, shape.alignment)).filter(is_aligned),
     ]
 }
 
@@ -137,5 +162,5 @@ fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
         missing.push(Pages { first: hole.first, count });
         at = end;
     }
-    Some(Window { run, missing, missing_pages, whole_pages, new_grains })
+    Some(Window { run, missing, missing_pages, whole_pages, new_grains, one_handle: false })
 }

@@ -1,9 +1,10 @@
-//! A device: a driver and an ordinal.
+//! A device: a driver and an ordinal; and which one the environment names.
 
 use super::{DeviceProperties, Driver};
 use crate::error::{CuResult, Error, Result};
 use crate::sync::Arc;
 use crate::units::DeviceId;
+use std::str::FromStr;
 
 /// One device of a driver. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -76,5 +77,69 @@ impl Device {
     /// [`Error::is_driver`].
     pub fn properties(&self) -> Result<DeviceProperties> {
         self.driver.device_properties(self.id).map_err(|code| Error::driver("cuDeviceGetAttribute", code))
+    }
+}
+
+/// Which device to take. As text, in the variable `VRAMPOOL_DEVICE` and the program's `--device`: `auto`, `sim`, or `cuda:N`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DeviceChoice {
+    /// The first CUDA device.
+    #[default]
+    Auto,
+    /// The simulated device.
+    Simulated,
+    /// The CUDA device with this ordinal.
+    Cuda(u32),
+}
+
+/// The variable that names the device.
+const VARIABLE: &str = "VRAMPOOL_DEVICE";
+
+impl DeviceChoice {
+    /// What the variable `VRAMPOOL_DEVICE` names; [`Self::Auto`] where it is unset or empty.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for another text.
+    pub fn from_env() -> Result<Self> {
+        match std::env::var_os(VARIABLE) {
+            Some(value) if !value.is_empty() => {
+                value.to_string_lossy().parse().map_err(|error| Error::invalid_argument(format!("{VARIABLE}: {error}")))
+            }
+            _ => Ok(Self::default()),
+        }
+    }
+
+    /// The device. It is a simulated one only where that is what was chosen.
+    ///
+    /// # Errors
+    /// [`Error::is_unavailable`] where it is not there.
+    pub fn open(self) -> Result<Device> {
+        match self {
+            Self::Auto => Device::first(),
+            Self::Cuda(ordinal) => Device::cuda(ordinal),
+            #[cfg(feature = "sim")]
+            Self::Simulated => Ok(Device::simulated()),
+            #[cfg(not(feature = "sim"))]
+            Self::Simulated => Err(Error::unavailable("the simulated device is not built in (feature sim)")),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    /// # Errors
+    /// A text that names no device.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "sim" => Ok(Self::Simulated),
+            _ => text
+                .strip_prefix("cuda:")
+                .filter(|ordinal| ordinal.bytes().all(|b| b.is_ascii_digit()))
+                .and_then(|ordinal| ordinal.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| format!("'{text}' is none of auto, sim, cuda:N")),
+        }
     }
 }

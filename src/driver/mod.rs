@@ -31,11 +31,12 @@ pub mod cuda;
 pub mod sim;
 
 pub use call::Call;
-pub use device::Device;
+pub use device::{Device, DeviceChoice};
 pub use meter::{CallCounts, Meter};
 pub use types::{
     AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, FunctionHandle, Granularity,
-    HandleProperties, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
+    HandleProperties, HandleTypes, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags,
+    StreamHandle,
 };
 
 use crate::error::CuResult;
@@ -126,7 +127,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`CuResult::ERROR_OUT_OF_MEMORY`], which the driver also returns where handles run out;
-    /// [`CuResult::ERROR_INVALID_VALUE`] for a size off the granularity.
+    /// [`CuResult::ERROR_INVALID_VALUE`] for a size off the granularity, and for a handle type of another system (types that
+    /// it does not know at all it may pass over); [`CuResult::ERROR_NOT_SUPPORTED`] for what the device cannot, and
+    /// [`CuResult::ERROR_NOT_PERMITTED`] for a fabric handle that this process may not make.
     fn mem_create(&self, bytes: u64, properties: &HandleProperties) -> DriverResult<PhysicalHandle>;
 
     /// Drops the handle (`cuMemRelease`). The memory goes back when it is mapped nowhere.

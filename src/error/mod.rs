@@ -39,6 +39,8 @@ pub struct OutOfMemory {
     pub rounded: u64,
     /// The alignment asked for.
     pub alignment: u64,
+    /// Whether it was asked for on one handle. A stretch of free bytes may lie on several.
+    pub contiguous: bool,
     /// Bytes of live blocks, rounded.
     pub live: u64,
     /// Bytes mapped and free.
@@ -174,6 +176,9 @@ impl fmt::Display for OutOfMemory {
         }
         if self.alignment > crate::units::MIN_ALIGNMENT {
             write!(f, ", aligned to {}", Bytes(self.alignment))?;
+        }
+        if self.contiguous {
+            f.write_str(", on one handle")?;
         }
         write!(
             f,

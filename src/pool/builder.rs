@@ -1,19 +1,18 @@
 //! The options of a pool.
 
 use super::core::Core;
+use super::options::Options;
 use super::request::{Request, Route};
 use super::{OutOfMemoryCallback, Pool, Shared};
 use crate::arena::{GRAIN_BYTES, MAX_GRAINS, MIN_PAGE_BYTES, Site};
 use crate::buddy::Shape;
-use crate::driver::{Device, HandleProperties, MemoryKind};
-use crate::error::{Error, OutOfMemory, Result};
+use crate::driver::{Call, Device, DeviceChoice, DeviceProperties, HandleProperties, HandleTypes, MemoryKind};
+use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
-use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up, parse_bytes};
+use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up};
 
-/// See [`PoolBuilder::slack`].
-const DEFAULT_SLACK: f64 = 0.02;
-/// With this much, nothing but a limit ever has memory moved.
-const MAX_SLACK: f64 = 1000.0;
+/// The variable that has a pool's options.
+const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
 
 /// Options for a pool. [`Pool::builder`] makes one with the defaults, which suit most programs:
 ///
@@ -25,33 +24,16 @@ const MAX_SLACK: f64 = 1000.0;
 /// | [`maximum`](Self::maximum) | none | the most that is held |
 /// | [`growth`](Self::growth) | 0 | the least that is taken at a time, as a wish |
 /// | [`alignment`](Self::alignment) | 256 | of every address |
+/// | [`rdma`](Self::rdma) | no | whether network cards are to reach the memory |
+/// | [`shareable`](Self::shareable) | none | how the memory is to be shared with other processes |
+/// | [`no_vmm`](Self::no_vmm) | no | whether memory comes in plain allocations even where pages can be mapped |
 /// | [`slack`](Self::slack) | 0.02 | what is held beyond the peak in use before memory is moved |
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct PoolBuilder {
     device: Option<Device>,
-    kind: MemoryKind,
-    initial: u64,
-    maximum: Option<u64>,
-    growth: u64,
-    alignment: u64,
-    slack: f64,
+    pub(super) options: Options,
     on_out_of_memory: Option<OutOfMemoryCallback>,
-}
-
-impl Default for PoolBuilder {
-    fn default() -> Self {
-        Self {
-            device: None,
-            kind: MemoryKind::default(),
-            initial: 0,
-            maximum: None,
-            growth: 0,
-            alignment: MIN_ALIGNMENT,
-            slack: DEFAULT_SLACK,
-            on_out_of_memory: None,
-        }
-    }
 }
 
 impl PoolBuilder {
@@ -63,33 +45,53 @@ impl PoolBuilder {
 
     /// The kind of memory.
     pub fn kind(mut self, kind: MemoryKind) -> Self {
-        self.kind = kind;
+        self.options.kind = kind;
         self
     }
 
     /// Bytes to take from the driver when the pool is built, rounded up to pages (or to the maximum, where that is
     /// less; and where the driver's addresses are such that alignment costs memory, to a page less than that).
     pub fn initial(mut self, bytes: u64) -> Self {
-        self.initial = bytes;
+        self.options.initial = bytes;
         self
     }
 
     /// The most that the pool may hold from the driver at any moment, in bytes, rounded down to pages.
     pub fn maximum(mut self, bytes: u64) -> Self {
-        self.maximum = Some(bytes);
+        self.options.maximum = Some(bytes);
         self
     }
 
     /// The least to take from the driver at a time, in bytes. It is a wish: where the driver or the maximum leave less,
     /// the pool halves it, down to what the request needs.
     pub fn growth(mut self, bytes: u64) -> Self {
-        self.growth = bytes;
+        self.options.growth = bytes;
         self
     }
 
     /// What every address is a multiple of: 256 or 512 bytes.
     pub fn alignment(mut self, bytes: u64) -> Self {
-        self.alignment = bytes;
+        self.options.alignment = bytes;
+        self
+    }
+
+    /// Whether network cards are to reach the memory (GPUDirect RDMA): handles are made for that then.
+    /// [`Pool::handle_properties`] tells what a pool's memory is made for.
+    pub fn rdma(mut self, rdma: bool) -> Self {
+        self.options.rdma = rdma;
+        self
+    }
+
+    /// How the memory is to be shared with other processes: handles are made such that they can be exported so.
+    pub fn shareable(mut self, types: HandleTypes) -> Self {
+        self.options.shareable = types;
+        self
+    }
+
+    /// Whether to do without virtual memory management even where there is some. Memory then comes in plain allocations, which
+    /// are freed whole or not at all, so that more of it is held; but functions of older kinds of sharing work on it.
+    pub fn no_vmm(mut self, no_vmm: bool) -> Self {
+        self.options.no_vmm = no_vmm;
         self
     }
 
@@ -98,7 +100,7 @@ impl PoolBuilder {
     /// 2 to 32 MiB, so a pool that moves often allows itself more by and by; with 0.4 hardly anything is ever moved. Near
     /// the limit, and rather than fail, memory is moved whatever the slack. Of no effect where pages cannot be mapped.
     pub fn slack(mut self, share: f64) -> Self {
-        self.slack = share;
+        self.options.slack = share;
         self
     }
 
@@ -113,10 +115,11 @@ impl PoolBuilder {
     }
 
     /// Sets options from text: `key=value` pairs with commas between, a key being an option's name here. Sizes read as
-    /// [`parse_bytes`] reads them, kinds are `device`, `pinned` and `managed`. Empty text sets nothing.
+    /// [`parse_bytes`](crate::units::parse_bytes) reads them, kinds are `device`, `pinned` and `managed`, types to share by are
+    /// `none`, `fd`, `fabric` and `fd+fabric`, a share is a number such as `0.02`, and what is or is not is `true` or `false`. Empty text sets nothing.
     ///
     /// ```
-    /// let builder = vrampool::Pool::builder().configure("initial=64MiB,maximum=8GiB,kind=device")?;
+    /// let builder = vrampool::Pool::builder().configure("initial=64MiB,maximum=8GiB,shareable=fd")?;
     /// # Ok::<(), vrampool::Error>(())
     /// ```
     ///
@@ -124,61 +127,71 @@ impl PoolBuilder {
     /// [`Error::is_invalid_argument`]: an unknown key, a key set twice, or a value that cannot be read. Nothing is set
     /// then.
     pub fn configure(mut self, text: &str) -> Result<Self> {
-        let mut seen = Vec::new();
-        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-            let malformed = || Error::invalid_argument(format!("option '{pair}' is not of the form key=value"));
-            let (key, value) = pair.split_once('=').ok_or_else(malformed)?;
-            let (key, value) = (key.trim(), value.trim());
-            if seen.contains(&key) {
-                return Err(Error::invalid_argument(format!("option '{key}' is set twice")));
-            }
-            seen.push(key);
-            let bytes = || parse_bytes(value).map_err(|why| Error::invalid_argument(format!("option '{key}': {why}")));
-            self = match key {
-                "kind" => self.kind(match value {
-                    "device" => MemoryKind::Device,
-                    "pinned" => MemoryKind::Pinned,
-                    "managed" => MemoryKind::Managed,
-                    _ => return Err(Error::invalid_argument(format!("option 'kind': '{value}' is not device, pinned or managed"))),
-                }),
-                "initial" => self.initial(bytes()?),
-                "maximum" => self.maximum(bytes()?),
-                "growth" => self.growth(bytes()?),
-                "alignment" => self.alignment(bytes()?),
-                "slack" => self.slack(
-                    value
-                        .parse()
-                        .map_err(|_| Error::invalid_argument(format!("option 'slack': '{value}' is not a number such as 0.02")))?,
-                ),
-                _ => {
-                    return Err(Error::invalid_argument(format!(
-                        "option '{key}' is not known (kind, initial, maximum, growth, alignment, slack)"
-                    )));
-                }
-            };
-        }
+        self.options.configure(text)?;
         Ok(self)
+    }
+
+    /// Sets options from the variable `VRAMPOOL_CONFIG`, as [`Self::configure`] does. One that is unset or empty sets nothing.
+    ///
+    /// # Errors
+    /// As [`Self::configure`], naming the variable.
+    pub fn configure_from_env(self) -> Result<Self> {
+        let text = std::env::var_os(CONFIG_VARIABLE).unwrap_or_default();
+        let named = |error: Error| Error::invalid_argument(format!("{CONFIG_VARIABLE}: {error}"));
+        self.configure(&text.to_string_lossy()).map_err(named)
+    }
+
+    /// Options for a pool as the environment has them: `VRAMPOOL_CONFIG` as [`Self::configure`] reads it, and the device that
+    /// `VRAMPOOL_DEVICE` names ([`DeviceChoice`]). What is set afterwards wins.
+    ///
+    /// ```no_run
+    /// let pool = vrampool::PoolBuilder::from_env()?.build()?;
+    /// # Ok::<(), vrampool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`]: a variable cannot be read. [`Error::is_unavailable`]: the device that is named is not
+    /// there.
+    pub fn from_env() -> Result<Self> {
+        let builder = Self::default().configure_from_env()?;
+        match DeviceChoice::from_env()? {
+            DeviceChoice::Auto => Ok(builder),
+            choice => Ok(builder.device(choice.open()?)),
+        }
+    }
+
+    /// The options in the form that [`Self::configure`] reads, without those that are as by default.
+    #[must_use]
+    pub fn config(&self) -> String {
+        self.options.to_string()
     }
 
     /// Builds the pool.
     ///
     /// # Errors
-    /// - [`Error::is_unavailable`]: there is no device, or it lacks this kind of memory.
+    /// - [`Error::is_unavailable`]: there is no device, or it lacks this kind of memory, or it or this process cannot have
+    ///   memory made for what is asked.
     /// - [`Error::is_invalid_argument`]: a maximum below one page or below the initial size, another alignment than 256 or
-    ///   512, or a slack that is not a share from 0 to 1000.
+    ///   512, a slack that is not a share from 0 to 1000, or memory made for something where there is no virtual memory management: with [`Self::no_vmm`], or another
+    ///   kind than [`MemoryKind::Device`].
     /// - [`Error::is_out_of_memory`], [`Error::is_driver`]: the initial size could not be had.
     pub fn build(self) -> Result<Pool> {
+        let options = self.options;
+        options.check()?;
         let device = self.device.map_or_else(Device::first, Ok)?;
         let properties = device.properties()?;
-        if self.kind == MemoryKind::Managed && !properties.managed_memory {
+        if options.kind == MemoryKind::Managed && !properties.managed_memory {
             return Err(Error::unavailable(format!("device {} has no managed memory", device.id())));
         }
+        let mut handle_properties = HandleProperties::on(device.id());
+        (handle_properties.rdma, handle_properties.shareable) = (options.rdma, options.shareable);
+        refuse_what_lacks(&properties, &handle_properties)?;
         let mut page_bytes = MIN_PAGE_BYTES;
-        let maps_pages = self.kind == MemoryKind::Device && properties.virtual_memory_management;
+        let maps_pages = options.kind == MemoryKind::Device && properties.virtual_memory_management && !options.no_vmm;
         if maps_pages {
             let granularity = device
                 .driver()
-                .mem_granularity(&HandleProperties::on(device.id()))
+                .mem_granularity(&handle_properties)
                 .map_err(|code| Error::driver("cuMemGetAllocationGranularity", code))?
                 .minimum_bytes;
             if !granularity.is_power_of_two() {
@@ -186,38 +199,80 @@ impl PoolBuilder {
             }
             page_bytes = page_bytes.max(granularity);
         }
-        if ![MIN_ALIGNMENT, 2 * MIN_ALIGNMENT].contains(&self.alignment) {
-            return Err(Error::invalid_argument(format!("a pool's alignment is 256 or 512 bytes, not {}", self.alignment)));
-        }
-        if !(0.0..=MAX_SLACK).contains(&self.slack) {
-            return Err(Error::invalid_argument(format!("a slack of {} is not a share from 0 to {MAX_SLACK}", self.slack)));
-        }
-        let capacity = self.maximum.map(|maximum| align_down(maximum, page_bytes));
+        let capacity = options.maximum.map(|maximum| align_down(maximum, page_bytes));
         if capacity == Some(0) {
             // In full: a byte short of a page would read as a page.
-            let maximum = self.maximum.unwrap_or_default();
+            let maximum = options.maximum.unwrap_or_default();
             return Err(Error::invalid_argument(format!("a maximum of {maximum} bytes is less than one page of {}", Bytes(page_bytes))));
         }
-        if let Some(maximum) = self.maximum.filter(|&maximum| self.initial > maximum) {
-            return Err(Error::invalid_argument(format!("initially {}, but at most {}", Bytes(self.initial), Bytes(maximum))));
+        if let Some(maximum) = options.maximum.filter(|&maximum| options.initial > maximum) {
+            return Err(Error::invalid_argument(format!("initially {}, but at most {}", Bytes(options.initial), Bytes(maximum))));
         }
         // The device's memory bounds only what lies on it.
-        let device_bytes = if self.kind == MemoryKind::Device { properties.total_bytes } else { u64::MAX };
+        let device_bytes = if options.kind == MemoryKind::Device { properties.total_bytes } else { u64::MAX };
         let memory_bytes = capacity.unwrap_or(u64::MAX).min(device_bytes).min(u64::from(MAX_GRAINS) * GRAIN_BYTES);
-        let site = Arc::new(Site { driver: Arc::clone(device.driver()), device: device.id(), kind: self.kind, page_bytes, maps_pages });
+        if handle_properties != HandleProperties::on(device.id()) {
+            try_one(&device, page_bytes, &handle_properties)?;
+        }
+        let driver = Arc::clone(device.driver());
+        let site = Arc::new(Site { driver, device: device.id(), kind: options.kind, page_bytes, maps_pages, handle_properties });
+        let initial = options.initial;
         let shared = Shared {
-            core: Mutex::new(Core::new(Arc::clone(&site), capacity, self.slack)),
+            core: Mutex::new(Core::new(Arc::clone(&site), capacity, options.slack)),
             site,
             settled: Condvar::new(),
-            growth_bytes: self.growth,
-            alignment: self.alignment,
+            options,
             memory_bytes,
             on_out_of_memory: self.on_out_of_memory,
         };
-        if self.initial > 0 {
-            shared.take_initially(self.initial, capacity)?;
+        if initial > 0 {
+            shared.take_initially(initial, capacity)?;
         }
         Ok(Pool { shared: Arc::new(shared) })
+    }
+}
+
+/// Checks that a device can have memory made for what is asked.
+///
+/// # Errors
+/// Unavailable, naming what is missing.
+fn refuse_what_lacks(able: &DeviceProperties, asked: &HandleProperties) -> Result<()> {
+    let HandleProperties { device, rdma, shareable } = *asked;
+    let lacking = shareable.without(able.shareable);
+    if (rdma || !shareable.is_empty()) && !able.virtual_memory_management {
+        return Err(Error::unavailable(format!("device {device} has no virtual memory management, which rdma and shareable are of")));
+    }
+    if rdma && !able.rdma {
+        return Err(Error::unavailable(format!("device {device} has no memory that network cards reach (rdma)")));
+    }
+    if !lacking.is_empty() {
+        return Err(Error::unavailable(format!("device {device} has no memory that can be shared so (shareable={lacking})")));
+    }
+    Ok(())
+}
+
+/// Makes one page and gives it back: whether this process may have memory that the device can, only that shows.
+///
+/// # Errors
+/// Unavailable, where it may not; the driver's failure. That there is no memory at this moment is none.
+fn try_one(device: &Device, page_bytes: u64, properties: &HandleProperties) -> Result<()> {
+    let HandleProperties { rdma, shareable, .. } = properties;
+    let driver = device.driver();
+    match driver.mem_create(page_bytes, properties) {
+        Ok(handle) => {
+            // Nobody is left to ask again later.
+            let released = driver.mem_release(handle).or_else(|_| driver.mem_release(handle));
+            released.map_err(|code| Error::driver(Call::MemRelease.name(), code))
+        }
+        Err(CuResult::ERROR_OUT_OF_MEMORY) => Ok(()),
+        Err(code @ (CuResult::ERROR_NOT_PERMITTED | CuResult::ERROR_NOT_SUPPORTED)) => {
+            let channel = if shareable.contains(HandleTypes::FABRIC) { "; fabric handles need an IMEX channel" } else { "" };
+            Err(Error::unavailable(format!(
+                "this process cannot have memory of device {} with rdma={rdma},shareable={shareable}: cuMemCreate answered {code}{channel}",
+                device.id()
+            )))
+        }
+        Err(code) => Err(Error::driver(Call::MemCreate.name(), code)),
     }
 }
 
@@ -240,43 +295,10 @@ impl Shared {
 
     fn take_pages(&self, bytes: u64, too_large: impl Fn() -> Error) -> Result<()> {
         let grains = u32::try_from(bytes / GRAIN_BYTES).ok().filter(|&grains| grains <= MAX_GRAINS).ok_or_else(too_large)?;
-        let shape = Shape { grains, alignment: GRAIN_BYTES };
+        let shape = Shape { grains, alignment: GRAIN_BYTES, one_handle: false };
         let served = self.grow(&Request { size: bytes, alignment: MIN_ALIGNMENT, route: Route::Run, shape })?;
         self.free(served.address, Some(served.serial))?;
         self.core.lock().forget_history();
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_are_read_from_text() {
-        let builder = Pool::builder().configure(" kind=pinned, initial=1MiB,maximum=2GiB ,growth=4096,alignment=512,slack=0.4,").unwrap();
-        assert_eq!(builder.kind, MemoryKind::Pinned);
-        assert_eq!((builder.initial, builder.maximum, builder.growth, builder.alignment), (1 << 20, Some(2 << 30), 4096, 512));
-        assert_eq!(builder.slack, 0.4);
-        let untouched = Pool::builder().configure("").unwrap();
-        assert_eq!((untouched.kind, untouched.initial, untouched.maximum), (MemoryKind::Device, 0, None));
-    }
-
-    #[test]
-    fn unusable_text_is_refused_with_the_reason() {
-        for (text, reason) in [
-            ("maximun=1", "'maximun' is not known"),
-            ("maximum", "key=value"),
-            ("maximum=", "'maximum'"),
-            ("maximum=1GB", "unit"),
-            ("initial=-1", "'initial'"),
-            ("kind=host", "'host'"),
-            ("slack=much", "'much'"),
-            ("slack=", "'slack'"),
-            ("growth=1,growth=1", "twice"),
-        ] {
-            let error = Pool::builder().configure(text).unwrap_err();
-            assert!(error.is_invalid_argument() && error.to_string().contains(reason), "{text}: {error}");
-        }
     }
 }

@@ -293,6 +293,7 @@ impl Core {
             requested: request.size,
             rounded: request.block_bytes(),
             alignment: request.alignment,
+            contiguous: request.shape.one_handle,
             live: self.counts.live_bytes,
             idle: self.buddy.free_bytes(),
             largest_free: self.buddy.largest_free_bytes(),

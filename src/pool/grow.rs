@@ -19,7 +19,7 @@
 use super::Shared;
 use super::core::{Core, Served};
 use super::request::Request;
-use crate::arena::{Failure, GRAIN_BYTES, Work};
+use crate::arena::{Failure, GRAIN_BYTES, Part, Work};
 use crate::buddy::{Filling, Run, Search, Shape, Window, fill};
 use crate::driver::{Call, MemoryKind};
 use crate::error::{CuResult, Error, OutOfMemory, Result};
@@ -197,7 +197,7 @@ impl Shared {
     fn grow_or_refuse(&self, request: &Request) -> Result<Result<Served, OutOfMemory>> {
         let mut attempt = Attempt {
             // A wish beyond all memory is a wish for all of it.
-            step_bytes: self.growth_bytes.min(self.memory_bytes),
+            step_bytes: self.options.growth.min(self.memory_bytes),
             driver_room: None,
             code: None,
             driver_free: None,
@@ -425,6 +425,9 @@ impl Shared {
     fn fill(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: Room) -> Option<Step> {
         let page_bytes = self.site.page_bytes;
         let needed = self.bytes_of(window);
+        if window.one_handle {
+            return self.fill_with_one_handle(core, window, room.hard);
+        }
         let handle_pages = self.handle_pages(window, attempt, room);
         if needed <= room.soft {
             let mut missing = window.missing.clone();
@@ -459,6 +462,17 @@ impl Shared {
             }
         }
         None
+    }
+
+    /// One new handle for a window, once idle handles have made room for it; `None` where they cannot.
+    fn fill_with_one_handle(&self, core: &mut Core, window: &Window, room: u64) -> Option<Step> {
+        let needed = self.bytes_of(window);
+        if needed > room {
+            return self.make_room(core, Some(window), needed - room).map(|work| Step::Release { work });
+        }
+        let parts = window.missing.iter().copied().map(Part::New).collect();
+        let filling = Filling { parts, new_pages: window.missing_pages, too_large: Vec::new() };
+        Some(self.map(core, window, &filling))
     }
 
     /// The most pages that a new handle under a window is to have.

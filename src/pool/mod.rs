@@ -8,6 +8,7 @@ mod buffer;
 mod builder;
 mod core;
 mod grow;
+mod options;
 mod request;
 mod statistics;
 
@@ -17,10 +18,11 @@ pub use statistics::{ClassStatistics, Statistics};
 
 use self::core::{Core, Served};
 use crate::arena::Site;
-use crate::driver::{Call, MemoryKind};
+use crate::driver::{Call, HandleProperties, MemoryKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::units::{DeviceId, DevicePtr, MIN_ALIGNMENT};
+use options::Options;
 use request::Request;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,26 +44,28 @@ struct Shared {
     core: Mutex<Core>,
     /// Notified whenever work is settled.
     settled: Condvar,
-    growth_bytes: u64,
-    alignment: u64,
+    options: Options,
     /// The memory that could ever be held, in bytes: what requests beyond it are refused by.
     memory_bytes: u64,
     on_out_of_memory: Option<OutOfMemoryCallback>,
 }
 
 impl Shared {
-    fn allocate(&self, size: u64, alignment: u64) -> Result<Served> {
+    fn allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
         // Before the lock: in a forked child a thread that is not there may hold it.
         self.site.driver.alive().map_err(|code| Error::driver(Call::allocates(self.site.kind).name(), code))?;
-        let result = self.try_allocate(size, alignment);
+        let result = self.try_allocate(size, alignment, one_handle);
         if result.is_err() {
             self.core.lock().counts.failed_allocations += 1;
         }
         result
     }
 
-    fn try_allocate(&self, size: u64, alignment: u64) -> Result<Served> {
-        let request = Request::new(size, alignment, self.alignment)?;
+    fn try_allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
+        let mut request = Request::new(size, alignment, self.options.alignment)?;
+        if one_handle {
+            request = request.on_one_handle();
+        }
         let mut core = self.core.lock();
         if request.block_bytes() > self.memory_bytes {
             return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
@@ -159,16 +163,33 @@ impl Pool {
     /// # Complexity
     /// As [`Pool::allocate`]; above 16 KiB, O(n) of the free runs that are long enough.
     pub fn allocate_aligned(&self, size: u64, alignment: u64) -> Result<DevicePtr> {
-        Ok(self.allocate_served(size, alignment)?.address)
+        Ok(self.allocate_served(size, alignment, false)?.address)
     }
 
-    fn allocate_served(&self, size: u64, alignment: u64) -> Result<Served> {
+    /// Allocates at least `size` bytes at a multiple of `alignment` bytes, as [`Pool::allocate_aligned`], all of them in one
+    /// piece of the driver's memory: one handle, or one plain allocation. Other blocks may lie on several pieces, mapped side by
+    /// side. To work on the device that makes no difference, but what goes by pieces needs it: to export memory, to register
+    /// it with a network card or a library that does, or to find its range by `cuMemGetAddressRange`, which answers with a handle's.
+    ///
+    /// It costs more: free memory that spans pieces does not serve it, pages are taken for it alone where no piece has room,
+    /// and a small block takes up 16 KiB.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_aligned`]; the numbers of a lack of memory say that it was [`contiguous`](OutOfMemory::contiguous).
+    ///
+    /// # Complexity
+    /// O(n log n) of the handles held, and of the free runs that are long enough. Otherwise as [`Pool::allocate`].
+    pub fn allocate_contiguous(&self, size: u64, alignment: u64) -> Result<DevicePtr> {
+        Ok(self.allocate_served(size, alignment, true)?.address)
+    }
+
+    fn allocate_served(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
         if size == 0 {
             // Nothing is allocated; the alignment is checked all the same.
-            Request::new(1, alignment, self.shared.alignment)?;
+            Request::new(1, alignment, self.shared.options.alignment)?;
             return Ok(Served { address: DevicePtr::NULL, serial: 0 });
         }
-        self.shared.allocate(size, alignment)
+        self.shared.allocate(size, alignment, one_handle)
     }
 
     /// Allocates a block that frees itself. As [`Pool::allocate`].
@@ -184,7 +205,16 @@ impl Pool {
     /// # Errors
     /// As [`Pool::allocate_aligned`].
     pub fn allocate_buffer_aligned(&self, size: u64, alignment: u64) -> Result<DeviceBuffer> {
-        let served = self.allocate_served(size, alignment)?;
+        let served = self.allocate_served(size, alignment, false)?;
+        Ok(DeviceBuffer::new(self.clone(), served.address, size, served.serial))
+    }
+
+    /// Allocates a block that frees itself. As [`Pool::allocate_contiguous`].
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_contiguous`].
+    pub fn allocate_buffer_contiguous(&self, size: u64, alignment: u64) -> Result<DeviceBuffer> {
+        let served = self.allocate_served(size, alignment, true)?;
         Ok(DeviceBuffer::new(self.clone(), served.address, size, served.serial))
     }
 
@@ -239,6 +269,21 @@ impl Pool {
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.shared.site.kind
+    }
+
+    /// What the pool's memory is made for, and so what it can be used for: what was asked for with
+    /// [`PoolBuilder::rdma`] and [`PoolBuilder::shareable`], which are refused where they cannot be had. `None` where the
+    /// memory comes in plain allocations.
+    #[must_use]
+    pub fn handle_properties(&self) -> Option<HandleProperties> {
+        self.shared.site.maps_pages.then_some(self.shared.site.handle_properties)
+    }
+
+    /// The pool's options in the form that [`PoolBuilder::configure`] and the variable `VRAMPOOL_CONFIG` are read in,
+    /// without those that are as by default.
+    #[must_use]
+    pub fn config(&self) -> String {
+        self.shared.options.to_string()
     }
 
     /// The pool's page in bytes: what it takes from the driver is a multiple of it.

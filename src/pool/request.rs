@@ -45,19 +45,25 @@ impl Request {
         }
         let alignment = alignment.max(floor);
         if let Some(class) = Class::of(size, alignment) {
-            let shape = Shape { grains: class.slab_grains(), alignment: GRAIN_BYTES };
+            let shape = Shape { grains: class.slab_grains(), alignment: GRAIN_BYTES, one_handle: false };
             return Ok(Self { size, alignment, route: Route::Slab(class), shape });
         }
         let too_large = || Error::invalid_argument(format!("{size} bytes are more than any pool can serve ({})", Bytes(MAX_REQUEST_BYTES)));
         let rounded = checked_align_up(size, GRAIN_BYTES).filter(|&rounded| rounded <= MAX_REQUEST_BYTES).ok_or_else(too_large)?;
-        let shape = Shape { grains: (rounded / GRAIN_BYTES) as u32, alignment };
+        let shape = Shape { grains: (rounded / GRAIN_BYTES) as u32, alignment, one_handle: false };
         Ok(Self { size, alignment, route: Route::Run, shape })
     }
 
     /// The request as a run of its own, where a slab cannot be had.
     pub(super) fn without_slab(self) -> Self {
         let grains = self.size.div_ceil(GRAIN_BYTES) as u32;
-        Self { route: Route::Run, shape: Shape { grains, alignment: self.alignment }, ..self }
+        Self { route: Route::Run, shape: Shape { grains, alignment: self.alignment, ..self.shape }, ..self }
+    }
+
+    /// The request for a block on one handle: a run of its own, since a slab may lie on two.
+    pub(super) fn on_one_handle(self) -> Self {
+        let run = self.without_slab();
+        Self { shape: Shape { one_handle: true, ..run.shape }, ..run }
     }
 
     /// What the block takes up, in bytes.
@@ -115,7 +121,7 @@ mod tests {
                 assert_eq!(request.block_bytes(), size.next_multiple_of(256));
             }
         }
-        assert_eq!(Request::new(1, 32 * KIB, MIN_ALIGNMENT).unwrap().shape, Shape { grains: 1, alignment: 32 * KIB });
+        assert_eq!(Request::new(1, 32 * KIB, MIN_ALIGNMENT).unwrap().shape, Shape { grains: 1, alignment: 32 * KIB, one_handle: false });
         assert_eq!(Request::new(257, 1, 512).unwrap().block_bytes(), 512);
     }
 }

@@ -27,6 +27,7 @@ impl Reader<'_> {
                 // One in three is aligned.
                 alignment: if code % 10 == 2 { self.byte()? } else { 0 },
                 buffer: code >= 128,
+                contiguous: code / 10 % 13 == 3,
             },
             3 | 4 => Op::Free { which: self.short()? },
             5 => Op::FreeUnderBuffer { which: self.short()? },
@@ -63,8 +64,9 @@ pub fn encode(setup: Setup, ops: &[Op]) -> Vec<u8> {
     for op in ops {
         let high = |code: u8, flag: bool| if flag { code + 130 } else { code };
         match *op {
-            Op::Allocate { size, alignment, buffer } => {
-                bytes.push(high(if alignment == 0 { 0 } else { 2 }, buffer));
+            Op::Allocate { size, alignment, buffer, contiguous } => {
+                let contiguous = if contiguous { 30 } else { 0 };
+                bytes.push(high(if alignment == 0 { 0 } else { 2 } + contiguous, buffer));
                 bytes.push(size.exponent);
                 bytes.extend(size.fraction.to_le_bytes());
                 if alignment != 0 {
@@ -112,8 +114,10 @@ mod tests {
             Op::FreeAll { order: 2 },
         ];
         for flag in [false, true] {
-            ops.push(Op::Allocate { size, alignment: 0, buffer: flag });
-            ops.push(Op::Allocate { size, alignment: 21, buffer: flag });
+            for contiguous in [false, true] {
+                ops.push(Op::Allocate { size, alignment: 0, buffer: flag, contiguous });
+                ops.push(Op::Allocate { size, alignment: 21, buffer: flag, contiguous });
+            }
             ops.push(Op::Fail { call: 1, after: 2, fatal: flag });
             ops.push(Op::Amid { after: 3, which: 700, trim: flag });
         }

@@ -13,7 +13,7 @@ mod shadow;
 
 pub use codec::{decode, encode};
 
-use crate::driver::sim::{FaultTarget, PlainPlacement, SimConfig, SimDriver};
+use crate::driver::sim::{FaultTarget, Piece, PlainPlacement, SimConfig, SimDriver};
 use crate::driver::{Call, Device, Driver};
 use crate::error::CuResult;
 use crate::pool::Pool;
@@ -67,6 +67,8 @@ pub enum Op {
         alignment: u8,
         /// Whether as a buffer.
         buffer: bool,
+        /// Whether on one handle.
+        contiguous: bool,
     },
     /// Free a block; a buffer is dropped.
     Free {
@@ -202,7 +204,7 @@ impl Runner {
 
     fn step(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::Allocate { size, alignment, buffer } => self.allocate(size.bytes(), 1 << (alignment % 31), buffer),
+            Op::Allocate { size, alignment, buffer, contiguous } => self.allocate(size.bytes(), 1 << (alignment % 31), buffer, contiguous),
             Op::Free { which } => match self.take(which) {
                 Some((address, Held::Raw)) => self.pool.free(address).map_err(|error| error.to_string()),
                 Some((_, Held::Buffer(buffer))) => buffer.free().map_err(|error| error.to_string()),
@@ -255,13 +257,17 @@ impl Runner {
         self.shadow.lock().take(which)
     }
 
-    fn allocate(&mut self, size: u64, alignment: u64, buffer: bool) -> Result<(), String> {
+    fn allocate(&mut self, size: u64, alignment: u64, buffer: bool, contiguous: bool) -> Result<(), String> {
         let before = self.pool.statistics();
         let faults = self.faults_done();
+        let pool = &self.pool;
         let result = if buffer {
-            self.pool.allocate_buffer_aligned(size, alignment).map(|buffer| (buffer.address(), Held::Buffer(buffer)))
+            let buffer =
+                if contiguous { pool.allocate_buffer_contiguous(size, alignment) } else { pool.allocate_buffer_aligned(size, alignment) };
+            buffer.map(|buffer| (buffer.address(), Held::Buffer(buffer)))
         } else {
-            self.pool.allocate_aligned(size, alignment).map(|address| (address, Held::Raw))
+            let address = if contiguous { pool.allocate_contiguous(size, alignment) } else { pool.allocate_aligned(size, alignment) };
+            address.map(|address| (address, Held::Raw))
         };
         match result {
             Ok((address, held)) => {
@@ -270,6 +276,10 @@ impl Runner {
                 }
                 if self.maps_pages && !self.sim.is_writable(DEVICE, address, size) {
                     return Err(format!("{size} bytes at {address} are not all mapped with access"));
+                }
+                let in_piece = |piece: Piece| address.address() + size <= piece.address.address() + piece.bytes;
+                if contiguous && !self.sim.piece_at(address).is_some_and(in_piece) {
+                    return Err(format!("{size} bytes at {address} are not on one handle"));
                 }
                 self.shadow.lock().insert(address, size, held)
             }

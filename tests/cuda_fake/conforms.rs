@@ -5,7 +5,7 @@ use crate::support::{Fake, in_children, in_children_with};
 use std::sync::Arc;
 use vrampool::driver::conformance::{self, Report};
 use vrampool::driver::cuda::CudaDriver;
-use vrampool::driver::{Driver, MemoryKind, Meter};
+use vrampool::driver::{Driver, HandleTypes, MemoryKind, Meter};
 use vrampool::units::{DeviceId, KIB, MIB};
 use vrampool::{Device, DeviceBuffer, Pool};
 
@@ -19,6 +19,10 @@ const WHOLE: &[&str] = &[
     "granularity=32MiB",
     "vmm=0",
     "managed=0",
+    "rdma=0",
+    "shareable=none",
+    "shareable=fd",
+    "imex=0",
     "profile=mig,devices=2",
     "profile=wsl",
     "profile=jetson",
@@ -181,5 +185,29 @@ fn a_limit_of_the_multi_process_service_is_out_of_memory() {
         let block = pool.allocate_buffer(64 * MIB).unwrap();
         block.free().unwrap();
         pool.check().unwrap();
+    });
+}
+
+/// What a pool's memory is to be made for reaches the driver, and what it refuses is said when the pool is built.
+#[test]
+fn pools_are_made_for_what_they_ask() {
+    let profiles = ["", "rdma=0", "shareable=fd", "imex=0", "version=12000", "vmm=0"];
+    in_children(&profiles, || {
+        let fake = Fake::of_child();
+        let profile = std::env::var("VRAMPOOL_FAKE").unwrap();
+        let [rdma, fd, fabric] = ["rdma=true", "shareable=fd", "shareable=fd+fabric"].map(|config| {
+            let pool = Pool::builder().configure(config).unwrap().device(Device::first().unwrap()).build()?;
+            pool.allocate_buffer_contiguous(3 * MIB, 1)?.free().unwrap();
+            assert_eq!(pool.config(), config);
+            Ok::<_, vrampool::Error>(pool.handle_properties())
+        });
+        let has = |pool: &Result<_, vrampool::Error>, without: &[&str]| match pool {
+            Ok(properties) => assert!(Option::is_some(properties) && !without.contains(&profile.as_str()), "{profile}"),
+            Err(error) => assert!(error.is_unavailable() && without.contains(&profile.as_str()), "{profile}: {error}"),
+        };
+        has(&rdma.map(|has| has.filter(|has| has.rdma && has.shareable.is_empty())), &["rdma=0", "vmm=0"]);
+        has(&fd.map(|has| has.filter(|has| !has.rdma && has.shareable == HandleTypes::FILE_DESCRIPTOR)), &["vmm=0"]);
+        has(&fabric, &["shareable=fd", "imex=0", "version=12000", "vmm=0"]);
+        assert_only_contexts(&fake.outstanding());
     });
 }

@@ -2,10 +2,12 @@
 //!
 //! Each test is named for what must hold and says what goes wrong where it does not.
 
+mod contiguous;
 mod fragmentation;
 mod geometry;
 mod lifetime;
 mod limits;
+mod purposes;
 mod sizes;
 mod support;
 mod threads;

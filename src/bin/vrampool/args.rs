@@ -1,10 +1,9 @@
 //! What the program is told on the command line.
 
-use crate::device::Choice;
 use clap::{Args, Parser, Subcommand};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use vrampool::driver::MemoryKind;
+use vrampool::driver::{DeviceChoice, MemoryKind};
 use vrampool::units::parse_bytes;
 
 /// The most threads that a benchmark starts.
@@ -68,7 +67,7 @@ pub(crate) struct BenchArguments {
     pub(crate) sizes: Vec<u64>,
 
     /// What memory; by default what the environment variable VRAMPOOL_CONFIG says, or else the device's
-    #[arg(long, value_name = "device|pinned|managed", value_parser = parse_kind)]
+    #[arg(long, value_name = "device|pinned|managed")]
     pub(crate) kind: Option<MemoryKind>,
 
     #[command(flatten)]
@@ -89,15 +88,6 @@ fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-fn parse_kind(text: &str) -> Result<MemoryKind, String> {
-    match text {
-        "device" => Ok(MemoryKind::Device),
-        "pinned" => Ok(MemoryKind::Pinned),
-        "managed" => Ok(MemoryKind::Managed),
-        _ => Err(format!("'{text}' is not device, pinned or managed")),
-    }
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct InfoArguments {
     #[command(flatten)]
@@ -109,7 +99,7 @@ pub(crate) struct CommonArguments {
     /// The device: `auto` (the first CUDA device, or the simulated one where there is none), `sim`, or `cuda:N`. Without
     /// it the environment variable VRAMPOOL_DEVICE decides
     #[arg(long, value_name = "auto|sim|cuda:N")]
-    pub(crate) device: Option<Choice>,
+    pub(crate) device: Option<DeviceChoice>,
 
     /// Print one JSON object on standard output, and nothing else there
     #[arg(long)]

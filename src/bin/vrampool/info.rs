@@ -98,6 +98,8 @@ fn to_json(entry: &Entry) -> Value {
         "memory_pools": properties.memory_pools,
         "integrated": properties.integrated,
         "stream_ids": properties.stream_ids,
+        "rdma": properties.rdma,
+        "shareable": properties.shareable.to_string(),
     })
 }
 
@@ -114,5 +116,7 @@ fn rows(entry: &Entry) -> Vec<(&'static str, String)> {
         ("driver's own memory pools", yes(properties.memory_pools)),
         ("memory shared with the host", yes(properties.integrated)),
         ("ids of streams", yes(properties.stream_ids)),
+        ("handles for RDMA", yes(properties.rdma)),
+        ("handles to share", properties.shareable.to_string()),
     ]
 }

@@ -12,9 +12,8 @@ use vrampool::driver::sim::{SimConfig, SimDriver};
 use vrampool::driver::{CallCounts, Driver, MemoryKind, Meter};
 use vrampool::trace::{Action, Passes, Report, Trace, Verification, replay, replay_verified};
 use vrampool::units::{Bytes, DeviceId, MIB};
-use vrampool::{Device, Pool, PoolBuilder};
+use vrampool::{Device, Pool};
 
-const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
 /// What is live may take one part in so many of the host's memory, where that stands behind the simulated device.
 const HOST_SHARE: u64 = 4;
 
@@ -38,7 +37,8 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
     if arguments.verify && selected.is_simulated() {
         selected.device = backed(&traces)?;
     }
-    let configured = configured()?;
+    // An option of the command line wins over its like in the environment.
+    let configured = Pool::builder().configure_from_env()?;
     let passes = arguments.repeat.map_or(Passes::Steady, Passes::Exactly);
     let mut all = Vec::with_capacity(traces.len());
     for trace in traces {
@@ -92,12 +92,6 @@ fn backed(traces: &[Trace]) -> Result<Device, Failure> {
     // Pages that are never touched take nothing of the host.
     let capacity = (2 * live).next_multiple_of(2 * MIB) + 256 * MIB;
     Ok(Device::new(SimDriver::new(SimConfig::default().capacity(capacity).backed(true)), DeviceId(0))?)
-}
-
-/// The pool's options as the environment has them. An option of the command line wins over its like here.
-pub(crate) fn configured() -> Result<PoolBuilder, Failure> {
-    let text = std::env::var_os(CONFIG_VARIABLE).unwrap_or_default();
-    Pool::builder().configure(&text.to_string_lossy()).map_err(|error| Failure::Usage(format!("{CONFIG_VARIABLE}: {error}")))
 }
 
 fn read(paths: &[PathBuf]) -> Result<Vec<Trace>, Failure> {

@@ -5,8 +5,8 @@ use super::sys::{self, Functions, attribute};
 use super::{CudaDriver, host, process};
 use crate::driver::{
     AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, DeviceProperties, Driver, DriverResult, EventHandle, FunctionHandle,
-    Granularity, HandleProperties, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags,
-    StreamHandle,
+    Granularity, HandleProperties, HandleTypes, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle,
+    StreamFlags, StreamHandle,
 };
 use crate::error::CuResult;
 use crate::units::{DeviceId, DevicePtr};
@@ -65,6 +65,12 @@ fn size(bytes: u64) -> usize {
 /// The ordinal as C's `int`. A device that there cannot be becomes one that there is not.
 fn location(device: DeviceId) -> c_int {
     c_int::try_from(device.0).unwrap_or(c_int::MAX)
+}
+
+/// What memory is made for, as C's struct.
+fn allocation(properties: &HandleProperties) -> sys::MemAllocationProp {
+    // An enumeration of C's takes any bits.
+    sys::MemAllocationProp::device(location(properties.device), properties.rdma, properties.shareable.bits() as c_int)
 }
 
 /// A function that the driver may lack.
@@ -137,6 +143,7 @@ impl Driver for CudaDriver {
         check(unsafe { (functions.device_total_mem)(&raw mut total, device) })?;
         let number = |attribute| device_attribute(functions, device, attribute).map(|value| u32::try_from(value).unwrap_or(0));
         let can = |attribute| device_can(functions, device, attribute);
+        let shares = |attribute, kind| Ok(if can(attribute)? { kind } else { HandleTypes::NONE });
         Ok(DeviceProperties {
             compute_capability: (number(attribute::COMPUTE_CAPABILITY_MAJOR)?, number(attribute::COMPUTE_CAPABILITY_MINOR)?),
             virtual_memory_management: functions.has_virtual_memory_management() && can(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?,
@@ -144,6 +151,9 @@ impl Driver for CudaDriver {
             memory_pools: can(attribute::MEMORY_POOLS_SUPPORTED)?,
             integrated: can(attribute::INTEGRATED)?,
             stream_ids: functions.stream_get_id.is_some(),
+            rdma: can(attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)?,
+            shareable: shares(attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, HandleTypes::FILE_DESCRIPTOR)?
+                | shares(attribute::HANDLE_TYPE_FABRIC_SUPPORTED, HandleTypes::FABRIC)?,
             ..DeviceProperties::new(name, total as u64)
         })
     }
@@ -198,7 +208,7 @@ impl Driver for CudaDriver {
 
     fn mem_granularity(&self, properties: &HandleProperties) -> DriverResult<Granularity> {
         let functions = self.functions()?;
-        let properties = sys::MemAllocationProp::device(location(properties.device));
+        let properties = allocation(properties);
         Ok(Granularity {
             minimum_bytes: granularity(functions, &properties, sys::GRANULARITY_MINIMUM)?,
             recommended_bytes: granularity(functions, &properties, sys::GRANULARITY_RECOMMENDED)?,
@@ -222,7 +232,7 @@ impl Driver for CudaDriver {
 
     fn mem_create(&self, bytes: u64, properties: &HandleProperties) -> DriverResult<PhysicalHandle> {
         let call = optional(self.functions()?.mem_create)?;
-        let properties = sys::MemAllocationProp::device(location(properties.device));
+        let properties = allocation(properties);
         let mut physical = 0;
         // SAFETY: Virtual Memory Management, cuMemCreate: the properties are a whole struct, the result goes to a local, and
         // the flags must be 0.

@@ -45,7 +45,10 @@ pub(super) mod attribute {
     pub(in super::super) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
     pub(in super::super) const MANAGED_MEMORY: c_int = 83;
     pub(in super::super) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
+    pub(in super::super) const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
+    pub(in super::super) const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
     pub(in super::super) const MEMORY_POOLS_SUPPORTED: c_int = 115;
+    pub(in super::super) const HANDLE_TYPE_FABRIC_SUPPORTED: c_int = 128;
 }
 
 /// `CU_MEM_ATTACH_GLOBAL`.
@@ -134,14 +137,15 @@ const _: () = {
 };
 
 impl MemAllocationProp {
-    /// Pinned memory of a device; every field without a meaning here is zero, as the reference asks.
-    pub(super) const fn device(ordinal: c_int) -> Self {
+    /// Pinned memory of a device, for cards to reach and to be shared as said; every field without a meaning here is zero, as
+    /// the reference asks.
+    pub(super) const fn device(ordinal: c_int, rdma: bool, handle_types: c_int) -> Self {
         Self {
             kind: ALLOCATION_TYPE_PINNED,
-            requested_handle_types: 0,
+            requested_handle_types: handle_types,
             location: MemLocation::device(ordinal),
             win32_handle_meta_data: std::ptr::null_mut(),
-            flags: MemAllocationFlags { compression_type: 0, gpu_direct_rdma_capable: 0, usage: 0, reserved: [0; 4] },
+            flags: MemAllocationFlags { compression_type: 0, gpu_direct_rdma_capable: rdma as u8, usage: 0, reserved: [0; 4] },
         }
     }
 }
@@ -473,11 +477,13 @@ mod tests {
 
     #[test]
     fn properties_are_zero_but_for_what_is_asked_for() {
-        let properties = MemAllocationProp::device(3);
-        // SAFETY: 32 bytes without padding, asserted above, all of them initialised; a null pointer is zeros.
-        let bytes: [u8; 32] = unsafe { std::mem::transmute(properties) };
-        let mut expected = [0; 32];
-        (expected[0], expected[8], expected[12]) = (1, 1, 3);
-        assert_eq!(bytes, expected);
+        for (rdma, handle_types) in [(false, 0), (true, 0), (false, 8), (true, 1)] {
+            let properties = MemAllocationProp::device(3, rdma, handle_types);
+            // SAFETY: 32 bytes without padding, asserted above, all of them initialised; a null pointer is zeros.
+            let bytes: [u8; 32] = unsafe { std::mem::transmute(properties) };
+            let mut expected = [0; 32];
+            (expected[0], expected[4], expected[8], expected[12], expected[25]) = (1, handle_types as u8, 1, 3, rdma.into());
+            assert_eq!(bytes, expected);
+        }
     }
 }

@@ -1,11 +1,24 @@
 //! What is outstanding, and the simulated machine's own counts.
 
 use super::SimDriver;
+use crate::driver::HandleProperties;
 use crate::units::{Bytes, DeviceId, DevicePtr};
 use std::fmt::Write;
 
 /// How many things of one sort an audit names one by one.
 const NAMED: usize = 8;
+
+/// Memory of one piece: a mapped handle, or a plain allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Piece {
+    /// Where it begins.
+    pub address: DevicePtr,
+    /// How long it is.
+    pub bytes: u64,
+    /// What the handle was made for; `None` for a plain allocation.
+    pub made_for: Option<HandleProperties>,
+}
 
 impl SimDriver {
     /// Whether everything taken was given back: memory, addresses, handles, mappings, streams, events, modules.
@@ -92,6 +105,19 @@ impl SimDriver {
         let state = self.state.lock();
         let touch = super::memory::Touch::write(address, bytes);
         state.device(device).is_ok_and(|index| state.touchable(index, touch, false))
+    }
+
+    /// The piece of memory that an address lies in.
+    #[must_use]
+    pub fn piece_at(&self, address: DevicePtr) -> Option<Piece> {
+        let state = self.state.lock();
+        let at = address.address();
+        if let Some((start, mapping)) = state.vmm.mapping_at(at) {
+            let made_for = state.vmm.handles.get(mapping.handle).map(|physical| physical.properties);
+            return Some(Piece { address: DevicePtr::new(start), bytes: mapping.bytes, made_for });
+        }
+        let (&start, plain) = state.plain.allocations.range(..=at).next_back()?;
+        (at < start + plain.bytes).then_some(Piece { address: DevicePtr::new(start), bytes: plain.bytes, made_for: None })
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a simulated machine is made of.
 
-use crate::driver::{DeviceProperties, Granularity};
+use crate::driver::{DeviceProperties, Granularity, HandleTypes};
 use crate::units::{GIB, MIB};
 
 /// The most devices that one simulated machine has.
@@ -42,6 +42,8 @@ pub struct SimConfig {
     /// Whether the value of a destroyed stream, event, handle or module is the next one handed out. On by default: the
     /// driver may, and code that holds on to a dead handle should be found out.
     pub reuse_handles: bool,
+    /// Whether the system lets this process make fabric handles. Devices that have them say so all the same.
+    pub fabric_permitted: bool,
     /// Which devices reach each other's memory: `peers[device][peer]`. Empty: all of them do.
     pub peers: Vec<Vec<bool>>,
 }
@@ -84,6 +86,7 @@ impl Default for SimConfig {
             placement: PlainPlacement::default(),
             reuse_addresses: true,
             reuse_handles: true,
+            fabric_permitted: true,
             peers: Vec::new(),
         }
     }
@@ -98,6 +101,8 @@ impl Default for SimDevice {
         properties.managed_memory = true;
         properties.memory_pools = true;
         properties.stream_ids = true;
+        properties.rdma = true;
+        properties.shareable = HandleTypes::FILE_DESCRIPTOR | HandleTypes::FABRIC;
         Self { properties, other_process_bytes: 0, granularity: Granularity { minimum_bytes: 2 * MIB, recommended_bytes: 2 * MIB } }
     }
 }
@@ -137,6 +142,27 @@ impl SimConfig {
     #[must_use]
     pub fn virtual_memory_management(mut self, supported: bool) -> Self {
         self.devices.iter_mut().for_each(|device| device.properties.virtual_memory_management = supported);
+        self
+    }
+
+    /// Whether the devices make handles that network cards reach.
+    #[must_use]
+    pub fn rdma(mut self, supported: bool) -> Self {
+        self.devices.iter_mut().for_each(|device| device.properties.rdma = supported);
+        self
+    }
+
+    /// How the devices' handles can be shared.
+    #[must_use]
+    pub fn shareable(mut self, supported: HandleTypes) -> Self {
+        self.devices.iter_mut().for_each(|device| device.properties.shareable = supported);
+        self
+    }
+
+    /// Whether this process may make fabric handles where the devices have them.
+    #[must_use]
+    pub fn fabric_permitted(mut self, permitted: bool) -> Self {
+        self.fabric_permitted = permitted;
         self
     }
 

@@ -12,6 +12,10 @@
 //! freed as another kind or through another device, and a stream named together with a device that is not its own. It
 //! counts a plain allocation at the size asked for; the driver takes 2 MiB at a time.
 //!
+//! A device that lacks a kind of handle refuses to make one with [`CuResult::ERROR_NOT_SUPPORTED`]: a guess, as an H200 has
+//! all of them. Fabric handles it has, and refused with [`CuResult::ERROR_NOT_PERMITTED`]
+//! ([`SimConfig::fabric_permitted`]).
+//!
 //! A broken context refuses everything but virtual memory management, which belongs to no context, and questions about
 //! the machine.
 //!
@@ -56,6 +60,7 @@ mod streams;
 mod vmm;
 
 pub use super::kernels::{BUILTIN_MODULE, pattern};
+pub use audit::Piece;
 pub use config::{MAX_DEVICES, PlainPlacement, SimConfig, SimDevice};
 pub use faults::FaultTarget;
 

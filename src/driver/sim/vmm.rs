@@ -2,7 +2,7 @@
 
 use super::space::{Space, Table};
 use super::{State, cost, undefined};
-use crate::driver::{AccessDescriptor, AccessFlags, DriverResult, Granularity, HandleProperties, PhysicalHandle};
+use crate::driver::{AccessDescriptor, AccessFlags, DriverResult, Granularity, HandleProperties, HandleTypes, PhysicalHandle};
 use crate::error::CuResult;
 use crate::units::DevicePtr;
 use std::collections::BTreeMap;
@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 /// Where reservations lie, below the plain allocations.
 const RESERVE_START: u64 = 0x0100_0000_0000;
 const RESERVE_END: u64 = super::memory::PLAIN_START;
+/// `CU_MEM_HANDLE_TYPE_WIN32` and `CU_MEM_HANDLE_TYPE_WIN32_KMT`.
+const WINDOWS_HANDLES: u32 = 2 | 4;
 
 #[derive(Debug)]
 pub(super) struct Vmm {
@@ -28,6 +30,7 @@ pub(super) struct Vmm {
 pub(super) struct Physical {
     pub(super) bytes: u64,
     pub(super) device: usize,
+    pub(super) properties: HandleProperties,
     mappings: u64,
     pub(super) released: bool,
     /// Where it lies in the memory file of a backed device.
@@ -107,6 +110,25 @@ impl State {
         with.map(|device| device.granularity.minimum_bytes).max().ok_or(CuResult::ERROR_NOT_SUPPORTED)
     }
 
+    /// Refuses to make memory for what the device cannot, or this process may not. Windows' handle types are not this
+    /// system's; bits that the driver does not know it passes over.
+    fn refuse_handle(&self, properties: &HandleProperties) -> DriverResult<()> {
+        let HandleProperties { device, rdma, shareable } = *properties;
+        let device = &self.config.devices.get(device.0 as usize).ok_or(CuResult::ERROR_INVALID_DEVICE)?.properties;
+        let lacks = |kind| shareable.contains(kind) && !device.shareable.contains(kind);
+        if shareable.bits() & WINDOWS_HANDLES != 0 {
+            return Err(CuResult::ERROR_INVALID_VALUE);
+        }
+        if (rdma && !device.rdma) || lacks(HandleTypes::FILE_DESCRIPTOR) || lacks(HandleTypes::FABRIC) {
+            return Err(CuResult::ERROR_NOT_SUPPORTED);
+        }
+        if shareable.contains(HandleTypes::FABRIC) && !self.config.fabric_permitted {
+            return Err(CuResult::ERROR_NOT_PERMITTED);
+        }
+        Ok(())
+    }
+
+    /// The same whatever the memory is made for.
     pub(super) fn mem_granularity(&self, properties: &HandleProperties) -> DriverResult<Granularity> {
         let device = self.config.devices.get(properties.device.0 as usize).ok_or(CuResult::ERROR_INVALID_DEVICE)?;
         if device.properties.virtual_memory_management { Ok(device.granularity) } else { Err(CuResult::ERROR_NOT_SUPPORTED) }
@@ -153,6 +175,7 @@ impl State {
         if bytes == 0 || !bytes.is_multiple_of(granularity) {
             return Err(CuResult::ERROR_INVALID_VALUE);
         }
+        self.refuse_handle(properties)?;
         if self.vmm.physical_count >= self.config.handle_limit {
             return Err(CuResult::ERROR_OUT_OF_MEMORY);
         }
@@ -162,7 +185,7 @@ impl State {
             return Err(CuResult::ERROR_OUT_OF_MEMORY);
         };
         self.vmm.physical_count += 1;
-        let handle = self.vmm.handles.insert(Physical { bytes, device, mappings: 0, released: false, offset });
+        let handle = self.vmm.handles.insert(Physical { bytes, device, properties: *properties, mappings: 0, released: false, offset });
         Ok((PhysicalHandle(handle), cost::of(cost::MEM_CREATE, bytes)))
     }
 

@@ -4,7 +4,7 @@ use crate::entry::{Out, exports, put};
 use crate::state::{context_of, initialize, with_stack};
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::MaybeUninit;
-use vrampool::driver::{Driver, MemoryInfo};
+use vrampool::driver::{Driver, HandleTypes, MemoryInfo};
 use vrampool::error::CuResult;
 
 const MAX_THREADS_PER_BLOCK: c_int = 1;
@@ -18,6 +18,7 @@ const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
 const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
 const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
 const MEMORY_POOLS_SUPPORTED: c_int = 115;
+const HANDLE_TYPE_FABRIC_SUPPORTED: c_int = 128;
 
 /// The attributes that some version of CUDA brought, and that a driver before it refuses.
 fn attribute_since(attribute: c_int) -> c_int {
@@ -25,6 +26,7 @@ fn attribute_since(attribute: c_int) -> c_int {
         VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED | HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED => 10_020,
         GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => 11_000,
         MEMORY_POOLS_SUPPORTED => 11_020,
+        HANDLE_TYPE_FABRIC_SUPPORTED => 12_030,
         _ => 0,
     }
 }
@@ -88,9 +90,9 @@ exports! {
             COMPUTE_CAPABILITY_MINOR => properties.compute_capability.1 as c_int,
             MANAGED_MEMORY | CONCURRENT_MANAGED_ACCESS => properties.managed_memory.into(),
             VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => properties.virtual_memory_management.into(),
-            HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED | GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => {
-                properties.virtual_memory_management.into()
-            }
+            HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED => properties.shareable.contains(HandleTypes::FILE_DESCRIPTOR).into(),
+            HANDLE_TYPE_FABRIC_SUPPORTED => properties.shareable.contains(HandleTypes::FABRIC).into(),
+            GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => properties.rdma.into(),
             MEMORY_POOLS_SUPPORTED => properties.memory_pools.into(),
             _ => return Err(CuResult::ERROR_INVALID_VALUE),
         })

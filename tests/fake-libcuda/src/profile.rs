@@ -10,6 +10,9 @@
 //! | `memory` | 1GiB | of each device |
 //! | `granularity` | 2MiB | of virtual memory management |
 //! | `vmm`, `pools`, `managed`, `ids` | 1 | whether there is virtual memory management, a stream-ordered allocator, managed memory, and ids of streams |
+//! | `rdma` | 1 | whether handles can be made for network cards |
+//! | `shareable` | fd+fabric | how handles can be shared |
+//! | `imex` | 1 | whether fabric handles are permitted |
 //! | `peers` | 1 | whether devices reach each other |
 //! | `mps` | none | the memory that a client of the multi-process service may take. `cuMemGetInfo` knows nothing of it |
 //! | `pinned` | 1TiB | the pinned and managed memory that there is |
@@ -17,6 +20,7 @@
 //! | `stub` | 0 | every call returns 34, as the toolkit's stub does |
 //! | `hide` | none | functions that `cuGetProcAddress` does not find, with `+` between them |
 
+use vrampool::driver::HandleTypes;
 use vrampool::driver::sim::SimConfig;
 use vrampool::units::{MIB, parse_bytes};
 
@@ -40,6 +44,8 @@ struct Keys {
     pools: bool,
     managed: bool,
     ids: bool,
+    rdma: bool,
+    shareable: HandleTypes,
     peers: bool,
     mps: Option<u64>,
 }
@@ -62,6 +68,8 @@ impl Profile {
             pools: true,
             managed: true,
             ids: true,
+            rdma: true,
+            shareable: HandleTypes::FILE_DESCRIPTOR | HandleTypes::FABRIC,
             peers: true,
             mps: None,
         };
@@ -83,6 +91,9 @@ impl Profile {
                 "pools" => keys.pools = flag()?,
                 "managed" => keys.managed = flag()?,
                 "ids" => keys.ids = flag()?,
+                "rdma" => keys.rdma = flag()?,
+                "shareable" => keys.shareable = value.parse()?,
+                "imex" => sim.fabric_permitted = flag()?,
                 "peers" => keys.peers = flag()?,
                 "mps" => keys.mps = Some(parse_bytes(value)?),
                 "pinned" => sim.host_bytes = parse_bytes(value)?,
@@ -129,6 +140,12 @@ impl Keys {
             properties.name.clone_from(&self.name);
             properties.compute_capability = self.compute_capability;
             properties.integrated = self.integrated;
+            properties.rdma = self.rdma && self.vmm && sim.version >= 11_000;
+            properties.shareable = match sim.version {
+                _ if !self.vmm => HandleTypes::NONE,
+                ..12_030 => self.shareable.without(HandleTypes::FABRIC),
+                _ => self.shareable,
+            };
             properties.managed_memory = self.managed;
             properties.memory_pools = self.pools && sim.version >= 11_020;
             properties.stream_ids = self.ids && sim.version >= 12_000;

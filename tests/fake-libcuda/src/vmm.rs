@@ -3,7 +3,7 @@
 use crate::entry::{Out, exports, put};
 use crate::state::Fake;
 use std::ffi::{c_int, c_uchar, c_ulonglong, c_ushort, c_void};
-use vrampool::driver::{AccessDescriptor, AccessFlags, Driver, HandleProperties, PhysicalHandle};
+use vrampool::driver::{AccessDescriptor, AccessFlags, Driver, HandleProperties, HandleTypes, PhysicalHandle};
 use vrampool::error::CuResult;
 use vrampool::units::DevicePtr;
 
@@ -40,17 +40,18 @@ const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<Acces
 const PINNED: c_int = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_DEVICE: c_int = 1;
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
-const HANDLE_TYPES: c_int = 1 | 8;
 
 fn properties(fake: &Fake, given: Option<&AllocationProperties>) -> Result<HandleProperties, CuResult> {
     let given = given.ok_or(CuResult::ERROR_INVALID_VALUE)?;
-    let plain = given.kind == PINNED && given.handle_types & !HANDLE_TYPES == 0 && given.location.kind == ON_DEVICE;
+    let plain = given.kind == PINNED && given.location.kind == ON_DEVICE;
     let flags = given.compression <= 1 && given.rdma_capable <= 1 && given.usage == 0 && given.reserved == [0; 4];
     if !plain || !flags || !given.windows_metadata.is_null() {
         return Err(CuResult::ERROR_INVALID_VALUE);
     }
-    Ok(HandleProperties::on(fake.device(given.location.id)?))
+    let mut properties = HandleProperties::on(fake.device(given.location.id)?);
+    properties.rdma = given.rdma_capable == 1;
+    properties.shareable = HandleTypes::from_bits(given.handle_types.cast_unsigned());
+    Ok(properties)
 }
 
 fn no_flags(flags: c_ulonglong) -> Result<(), CuResult> {

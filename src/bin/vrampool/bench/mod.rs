@@ -8,14 +8,14 @@ mod work;
 
 use crate::args::BenchArguments;
 use crate::device::{Selected, select};
-use crate::{Failure, output, replay};
+use crate::{Failure, output};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;
 use subject::{Host, Plain, Refusal, Subject};
-use vrampool::PoolBuilder;
 use vrampool::driver::MemoryKind;
 use vrampool::units::{KIB, MIB};
+use vrampool::{Pool, PoolBuilder};
 use work::Figures;
 
 const SIZES: [u64; 11] = [256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB];
@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let threads = if arguments.threads.is_empty() { default_threads() } else { arguments.threads.clone() };
     let works: Vec<Work> = sizes.into_iter().map(Work::Pair).chain(threads.into_iter().map(Work::Churn)).collect();
     let selected = select(arguments.common.device)?;
-    let mut builder = replay::configured()?.device(selected.device.clone());
+    let mut builder = Pool::builder().configure_from_env()?.device(selected.device.clone());
     if let Some(kind) = arguments.kind {
         builder = builder.kind(kind);
     }
@@ -150,14 +150,6 @@ fn progress_bar(rows: usize) -> ProgressBar {
     }
 }
 
-const fn kind_name(kind: MemoryKind) -> &'static str {
-    match kind {
-        MemoryKind::Device => "device",
-        MemoryKind::Pinned => "pinned",
-        MemoryKind::Managed => "managed",
-    }
-}
-
 fn to_json(all: &[Row], selected: &Selected, kind: MemoryKind) -> Value {
     let mut rows: Vec<Value> = Vec::new();
     let mut skipped: Vec<Value> = Vec::new();
@@ -181,5 +173,5 @@ fn to_json(all: &[Row], selected: &Selected, kind: MemoryKind) -> Value {
             }
         }
     }
-    json!({ "device": selected.name, "kind": kind_name(kind), "rows": rows, "skipped": skipped })
+    json!({ "device": selected.name, "kind": kind.to_string(), "rows": rows, "skipped": skipped })
 }

@@ -1,7 +1,7 @@
 //! The benchmark's tables for people.
 
 use super::work::{Figures, PAIRS, SLOTS};
-use super::{Allocator, Row, Work, kind_name};
+use super::{Allocator, Row, Work};
 use crate::Failure;
 use crate::device::Selected;
 use crate::format::{count, time};
@@ -50,7 +50,7 @@ fn rate(figures: Option<&Figures>) -> String {
 pub(super) fn measured(rows: &[Row], selected: &Selected, kind: MemoryKind) -> Result<String, Failure> {
     let name = if selected.is_simulated() { "the simulated device" } else { &selected.name };
     let (allocates, frees) = functions(kind);
-    let mut text = format!("{} memory of {name} ({})\n\n", kind_name(kind), selected.description()?);
+    let mut text = format!("{kind} memory of {name} ({})\n\n", selected.description()?);
 
     let mut pairs = table();
     let head = ["size", allocates, "vrampool", "ratio", frees, "vrampool", "ratio", "mimalloc: alloc", "free"];

@@ -6,6 +6,8 @@
 //! [`Driver`] lets its callers be: one unmap over several mappings, over holes, or over nothing, mappings that reach past
 //! the end of their reservation, and plain memory freed through another device.
 
+mod purposes;
+
 use super::{
     AccessDescriptor, AccessFlags, CaptureMode, CaptureStatus, Driver, DriverResult, HandleProperties, KernelArgument, LaunchConfig,
     MemoryKind, PhysicalHandle, StreamFlags, StreamHandle,
@@ -187,6 +189,7 @@ impl Suite<'_> {
         self.report.add("the minimum divides the recommended", 0, granularity.recommended_bytes % unit);
         self.addresses(unit);
         self.handles(unit);
+        self.purposes(unit);
         self.mappings(unit);
         self.access(unit);
         self.lifetimes(unit);
