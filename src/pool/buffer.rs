@@ -15,11 +15,13 @@ pub struct DeviceBuffer {
     address: DevicePtr,
     size: u64,
     serial: u32,
+    /// Whether a free of it was refused, and told to whoever asked: nothing is left to free.
+    is_stale: bool,
 }
 
 impl DeviceBuffer {
     pub(super) fn new(pool: Pool, address: DevicePtr, size: u64, serial: u32) -> Self {
-        Self { pool, address, size, serial }
+        Self { pool, address, size, serial, is_stale: false }
     }
 
     /// Where the block begins; [`DevicePtr::NULL`] for a buffer of zero bytes.
@@ -50,7 +52,10 @@ impl DeviceBuffer {
                 self.address = DevicePtr::NULL;
                 Ok(())
             }
-            Err(error) => Err(FreeError { error, buffer: self }),
+            Err(error) => {
+                self.is_stale = true;
+                Err(FreeError { error, buffer: self })
+            }
         }
     }
 
@@ -68,8 +73,10 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // A stale buffer has nothing to free, and nobody is left to tell.
-        let _ = self.release();
+        if !self.is_stale {
+            // A refusal is counted, and nobody is left to tell.
+            let _ = self.release();
+        }
     }
 }
 
