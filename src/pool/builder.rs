@@ -6,7 +6,7 @@ use super::{OutOfMemoryCallback, Pool, Shared};
 use crate::arena::{GRAIN_BYTES, MAX_GRAINS, MIN_PAGE_BYTES, Site};
 use crate::buddy::Shape;
 use crate::driver::{Device, HandleProperties, MemoryKind};
-use crate::error::{Error, OutOfMemory, Result};
+use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up, parse_bytes};
 
@@ -151,19 +151,12 @@ impl PoolBuilder {
         if self.kind == MemoryKind::Managed && !properties.managed_memory {
             return Err(Error::unavailable(format!("device {} has no managed memory", device.id())));
         }
-        let mut page_bytes = MIN_PAGE_BYTES;
-        let maps_pages = self.kind == MemoryKind::Device && properties.virtual_memory_management;
-        if maps_pages {
-            let granularity = device
-                .driver()
-                .mem_granularity(&HandleProperties::on(device.id()))
-                .map_err(|code| Error::driver("cuMemGetAllocationGranularity", code))?
-                .minimum_bytes;
-            if !granularity.is_power_of_two() {
-                return Err(Error::unavailable(format!("device {} maps memory in units of {granularity} bytes", device.id())));
-            }
-            page_bytes = page_bytes.max(granularity);
-        }
+        let granularity = match self.kind {
+            MemoryKind::Device if properties.virtual_memory_management => mapping_granularity(&device)?,
+            _ => None,
+        };
+        let maps_pages = granularity.is_some();
+        let page_bytes = MIN_PAGE_BYTES.max(granularity.unwrap_or(0));
         if ![MIN_ALIGNMENT, 2 * MIN_ALIGNMENT].contains(&self.alignment) {
             return Err(Error::invalid_argument(format!("a pool's alignment is 256 or 512 bytes, not {}", self.alignment)));
         }
@@ -193,6 +186,18 @@ impl PoolBuilder {
             shared.take_initially(self.initial, capacity)?;
         }
         Ok(Pool { shared: Arc::new(shared) })
+    }
+}
+
+/// What a device maps memory in units of; `None` where the driver says at last that it does not.
+fn mapping_granularity(device: &Device) -> Result<Option<u64>> {
+    match device.driver().mem_granularity(&HandleProperties::on(device.id())) {
+        Ok(granularity) if granularity.minimum_bytes.is_power_of_two() => Ok(Some(granularity.minimum_bytes)),
+        Ok(granularity) => {
+            Err(Error::unavailable(format!("device {} maps memory in units of {} bytes", device.id(), granularity.minimum_bytes)))
+        }
+        Err(CuResult::ERROR_NOT_SUPPORTED) => Ok(None),
+        Err(code) => Err(Error::driver("cuMemGetAllocationGranularity", code)),
     }
 }
 
