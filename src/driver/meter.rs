@@ -5,7 +5,7 @@ use super::types::{
     KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
 };
 use super::{Call, Driver, DriverResult};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceId, DevicePtr};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -89,22 +89,24 @@ impl Meter {
         CallCounts(std::array::from_fn(|i| self.calls[i].load(Ordering::Relaxed)))
     }
 
-    /// Physical bytes held from the driver at this moment, over all devices and kinds.
+    /// Physical bytes held from the driver at this moment, over all devices and kinds; 0 where the driver has ended, as
+    /// [`Driver::alive`] says.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        self.held.lock().current_bytes
+        self.held().map_or(0, |held| held.current_bytes)
     }
 
     /// The most that [`Meter::reserved_bytes`] has been since the start or the last [`Meter::reset_peak`].
     #[must_use]
     pub fn peak_reserved_bytes(&self) -> u64 {
-        self.held.lock().peak_bytes
+        self.held().map_or(0, |held| held.peak_bytes)
     }
 
     /// Begins a new peak at the bytes held now.
     pub fn reset_peak(&self) {
-        let mut held = self.held.lock();
-        held.peak_bytes = held.current_bytes;
+        if let Ok(mut held) = self.held() {
+            held.peak_bytes = held.current_bytes;
+        }
     }
 
     /// The time spent inside the driver's calls, in nanoseconds, summed over threads. On a simulated device this is the
@@ -113,6 +115,11 @@ impl Meter {
     pub fn wall_ns(&self) -> u64 {
         // Relaxed: as in `counts`.
         self.wall_ns.load(Ordering::Relaxed)
+    }
+
+    /// What is held, while the driver is there: in a forked child a thread that is not there may have the lock.
+    fn held(&self) -> DriverResult<MutexGuard<'_, Held>> {
+        self.driver.alive().map(|()| self.held.lock())
     }
 
     fn timed<T>(&self, call: Call, work: impl FnOnce(&dyn Driver) -> T) -> T {
@@ -211,7 +218,7 @@ impl Driver for Meter {
     // to another thread before the call returns; the entry comes back where the driver refuses.
 
     fn mem_free(&self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<()> {
-        let bytes = self.held.lock().plain.remove(&address);
+        let bytes = self.held()?.plain.remove(&address);
         let result = self.timed(Call::frees(kind), |driver| driver.mem_free(device, kind, address));
         if let Some(bytes) = bytes {
             let mut held = self.held.lock();
@@ -235,7 +242,7 @@ impl Driver for Meter {
     }
 
     fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
-        let key = self.held.lock().handles.remove(&handle);
+        let key = self.held()?.handles.remove(&handle);
         let result = self.timed(Call::MemRelease, |driver| driver.mem_release(handle));
         if let Some(key) = key {
             let mut held = self.held.lock();
@@ -263,7 +270,7 @@ impl Driver for Meter {
         let end = DevicePtr::new(address.address().saturating_add(bytes));
         let mut taken = Vec::new();
         {
-            let mut held = self.held.lock();
+            let mut held = self.held()?;
             while let Some((&at, &key)) = held.mappings.range(address..end).next() {
                 held.mappings.remove(&at);
                 taken.push((at, key));

@@ -84,6 +84,13 @@ impl Shared {
         }
         self.core.lock().free(address, serial).map_err(|why| Error::invalid_free(address, why))
     }
+
+    fn statistics(&self) -> Statistics {
+        if self.has_ended() {
+            return Core::new(Arc::clone(&self.site), None).statistics();
+        }
+        self.core.lock().statistics()
+    }
 }
 
 impl Drop for Shared {
@@ -222,10 +229,11 @@ impl Pool {
         self.shared.trim(to)
     }
 
-    /// The pool's counts, all from one moment.
+    /// The pool's counts, all from one moment. Where the driver has ended, at process exit and in a forked child, there is
+    /// no memory to count: all of them are zero.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        self.shared.core.lock().statistics()
+        self.shared.statistics()
     }
 
     /// The device that the memory lies on.
@@ -246,7 +254,8 @@ impl Pool {
         self.shared.site.page_bytes
     }
 
-    /// Checks the invariants of every layer: for tests, and for whoever suspects the pool.
+    /// Checks the invariants of every layer: for tests, and for whoever suspects the pool. Where the driver has ended,
+    /// nothing is left to check.
     ///
     /// # Errors
     /// The first violation found, in words.
@@ -254,6 +263,6 @@ impl Pool {
     /// # Complexity
     /// O(n) of the memory held, under the pool's lock.
     pub fn check(&self) -> Result<(), String> {
-        self.shared.core.lock().check()
+        if self.shared.has_ended() { Ok(()) } else { self.shared.core.lock().check() }
     }
 }

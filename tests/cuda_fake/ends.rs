@@ -4,11 +4,12 @@ use crate::support::{Fake, in_children, report_done};
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::{fs::File, hint, mem, process, thread};
 use vrampool::driver::cuda::CudaDriver;
-use vrampool::driver::{Driver, MemoryKind};
-use vrampool::units::{DeviceId, MIB};
+use vrampool::driver::{Driver, MemoryKind, Meter, PhysicalHandle};
+use vrampool::error::CuResult;
+use vrampool::units::{DeviceId, DevicePtr, MIB};
 use vrampool::{Device, DeviceBuffer, Pool};
 
 const KINDS: [MemoryKind; 3] = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed];
@@ -63,6 +64,13 @@ fn use_in_child(fake: &Fake, pool: &Pool, buffer: DeviceBuffer) -> String {
         note("allocate is no error", pool.allocate(size).is_err_and(|error| !error.is_out_of_memory()));
         note("allocate_buffer is no error", pool.allocate_buffer(size).is_err());
     }
+    let statistics = pool.statistics();
+    note("something is counted", statistics.reserved_bytes == 0 && statistics.live_blocks == 0 && statistics.allocations == 0);
+    note("the classes are not there", !statistics.classes.is_empty());
+    note("a check fails", pool.check() == Ok(()));
+    note("a trim leaves something", pool.trim(0).is_ok_and(|held| held == 0));
+    note("it cannot be printed", format!("{pool:?} {:?}", pool.clone()).contains("Pool"));
+    note("it has another device", pool.device() == DeviceId(0) && pool.page_bytes() >= 2 * MIB);
     note("load is no error", CudaDriver::load().is_err_and(|error| error.is_unavailable()));
     note("first is no error", Device::first().is_err());
     note("build is no error", Pool::builder().build().is_err());
@@ -146,6 +154,43 @@ fn a_fork_while_other_threads_hold_the_pools_lock_does_not_hang() {
     });
 }
 
+/// The count between a pool and its driver has a lock of its own.
+#[test]
+fn a_fork_while_other_threads_hold_the_meters_lock_does_not_hang() {
+    in_children(&["backed=0", "backed=0,vmm=0"], || {
+        let meter = Arc::new(Meter::new(CudaDriver::load().unwrap()));
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::SeqCst) {
+                        _ = (meter.reserved_bytes(), meter.peak_reserved_bytes(), meter.reset_peak());
+                    }
+                });
+            }
+            for round in 0..100 {
+                let said = fork(|| {
+                    let at = DevicePtr::new(4096);
+                    let answers = [
+                        meter.mem_alloc(DeviceId(0), MemoryKind::Device, 1).map(drop),
+                        meter.mem_free(DeviceId(0), MemoryKind::Device, at),
+                        meter.mem_release(PhysicalHandle(1)),
+                        meter.mem_map(at, 4096, 0, PhysicalHandle(1)),
+                        meter.mem_unmap(at, 4096),
+                    ];
+                    meter.reset_peak();
+                    let counted = (meter.reserved_bytes(), meter.peak_reserved_bytes());
+                    let printed = format!("{meter:?}");
+                    let is_right = answers == [Err(CuResult::ERROR_DEINITIALIZED); 5] && counted == (0, 0) && !printed.is_empty();
+                    if is_right { String::new() } else { format!("{answers:?} {counted:?} {printed}") }
+                });
+                assert_eq!(said, "", "round {round}");
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+    });
+}
+
 #[test]
 fn a_driver_first_loaded_in_a_child_works() {
     in_children(&[""], || {
@@ -174,7 +219,7 @@ extern "C" fn at_the_end() {
     let mut live = mem::take(&mut *LIVE.lock().unwrap());
     let refused = live.iter().all(|(pool, _)| pool.allocate_buffer(64 * MIB).is_err());
     let (pool, buffer) = live.pop().expect("filled before");
-    let freed = buffer.free().is_ok();
+    let freed = buffer.free().is_ok() && pool.statistics().reserved_bytes == 0 && pool.check().is_ok();
     drop((live, pool));
     // What must be true is said by the line that the parent looks for.
     if refused && freed && fake.calls("*") == before {

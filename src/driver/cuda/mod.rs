@@ -35,9 +35,8 @@
 //! # The end of the process, and forks
 //! Once the process is ending, and in a child forked from a process that uses CUDA, every call answers
 //! [`CuResult::ERROR_DEINITIALIZED`] and does not reach the driver. A pool refuses every allocation with that code then,
-//! frees are silent and do nothing, and its end gives nothing back: the memory is gone, or is the parent's. In a child,
-//! a pool's other methods may wait for ever for a thread that only the parent has. A child that begins anew with `exec`
-//! can use CUDA.
+//! frees are silent and do nothing, its counts are zero, and its end gives nothing back: the memory is gone, or is the
+//! parent's. Nothing waits for a thread that only the parent has. A child that begins anew with `exec` can use CUDA.
 //!
 //! # Concurrency
 //! Every call may be made from any thread. The only lock is held while a primary context is retained.
