@@ -18,7 +18,7 @@ const CALLS: usize = Call::ALL.len();
 /// The count is of what the driver was asked for, whoever asked: it stands below the pool and knows nothing of blocks.
 ///
 /// # Counting law
-/// `reserved_bytes` = the sizes of the plain allocations not freed + the sizes of the handles that are either not
+/// `reserved_bytes` = the sizes of the allocations not freed, plain or in the order of a stream + the sizes of the handles that are either not
 /// released or still mapped. A byte counts from the return of the call that took it to the return of the call that
 /// gave it back, so under concurrency the peak is never too low.
 pub struct Meter {
@@ -122,6 +122,27 @@ impl Meter {
         self.driver.alive().map(|()| self.held.lock())
     }
 
+    /// Books an allocation.
+    fn took(&self, address: DevicePtr, bytes: u64) {
+        let mut held = self.held.lock();
+        held.plain.insert(address, bytes);
+        held.add(bytes);
+    }
+
+    /// Frees an allocation, and books that.
+    fn giving(&self, address: DevicePtr, free: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
+        let bytes = self.held()?.plain.remove(&address);
+        let result = free();
+        if let Some(bytes) = bytes {
+            let mut held = self.held.lock();
+            match result {
+                Ok(()) => held.current_bytes -= bytes,
+                Err(_) => _ = held.plain.insert(address, bytes),
+            }
+        }
+        result
+    }
+
     fn timed<T>(&self, call: Call, work: impl FnOnce(&dyn Driver) -> T) -> T {
         // Relaxed: as in `counts`.
         self.calls[call as usize].fetch_add(1, Ordering::Relaxed);
@@ -154,6 +175,7 @@ impl Driver for Meter {
         MemGranularity: fn mem_granularity(&self, properties: &HandleProperties) -> Granularity;
         MemAddressReserve: fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DevicePtr;
         MemAddressFree: fn mem_address_free(&self, address: DevicePtr, bytes: u64) -> ();
+        MemPoolThreshold: fn mem_pool_threshold(&self, device: DeviceId, bytes: u64) -> ();
         MemSetAccess: fn mem_set_access(&self, address: DevicePtr, bytes: u64, access: &[AccessDescriptor]) -> ();
         StreamCreate: fn stream_create(&self, device: DeviceId, flags: StreamFlags) -> StreamHandle;
         StreamDestroy: fn stream_destroy(&self, stream: StreamHandle) -> ();
@@ -208,9 +230,13 @@ impl Driver for Meter {
 
     fn mem_alloc(&self, device: DeviceId, kind: MemoryKind, bytes: u64) -> DriverResult<DevicePtr> {
         let address = self.timed(Call::allocates(kind), |driver| driver.mem_alloc(device, kind, bytes))?;
-        let mut held = self.held.lock();
-        held.plain.insert(address, bytes);
-        held.add(bytes);
+        self.took(address, bytes);
+        Ok(address)
+    }
+
+    fn mem_alloc_async(&self, device: DeviceId, bytes: u64, stream: StreamHandle) -> DriverResult<DevicePtr> {
+        let address = self.timed(Call::MemAllocAsync, |driver| driver.mem_alloc_async(device, bytes, stream))?;
+        self.took(address, bytes);
         Ok(address)
     }
 
@@ -218,16 +244,11 @@ impl Driver for Meter {
     // to another thread before the call returns; the entry comes back where the driver refuses.
 
     fn mem_free(&self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<()> {
-        let bytes = self.held()?.plain.remove(&address);
-        let result = self.timed(Call::frees(kind), |driver| driver.mem_free(device, kind, address));
-        if let Some(bytes) = bytes {
-            let mut held = self.held.lock();
-            match result {
-                Ok(()) => held.current_bytes -= bytes,
-                Err(_) => _ = held.plain.insert(address, bytes),
-            }
-        }
-        result
+        self.giving(address, || self.timed(Call::frees(kind), |driver| driver.mem_free(device, kind, address)))
+    }
+
+    fn mem_free_async(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> DriverResult<()> {
+        self.giving(address, || self.timed(Call::MemFreeAsync, |driver| driver.mem_free_async(device, address, stream)))
     }
 
     fn mem_create(&self, bytes: u64, properties: &HandleProperties) -> DriverResult<PhysicalHandle> {

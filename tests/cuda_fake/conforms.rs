@@ -19,6 +19,7 @@ const WHOLE: &[&str] = &[
     "granularity=32MiB",
     "vmm=0",
     "managed=0",
+    "pools=0",
     "profile=mig,devices=2",
     "profile=wsl",
     "profile=jetson",
@@ -27,7 +28,7 @@ const WHOLE: &[&str] = &[
 ];
 
 /// Drivers of older versions, and what their libraries lack is really missing.
-const OLD: &[&str] = &["version=10020", "version=11020"];
+const OLD: &[&str] = &["version=10020", "version=11010", "version=11020"];
 
 fn assert_passes(report: &Report, at_least: usize, what: &str) {
     assert!(report.failures().is_empty(), "{what}:\n{report}");
@@ -75,7 +76,7 @@ fn a_reduced_library_conforms() {
     in_children_with([("version=10010", reduced), ("", reduced)], || {
         conform();
         let properties = CudaDriver::load().unwrap().device_properties(DeviceId(0)).unwrap();
-        assert!(!properties.virtual_memory_management && !properties.stream_ids, "{properties:?}");
+        assert!(!properties.virtual_memory_management && !properties.memory_pools && !properties.stream_ids, "{properties:?}");
     });
 }
 

@@ -11,14 +11,20 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("text")
 }
 
-/// Replays the blocks on a machine, and verifies them.
-fn verify(profile: &str, options: &[&str]) -> Output {
+/// The program on a machine.
+fn vrampool(profile: &str) -> Command {
     let library = library::full();
     let mut command = Command::new(env!("CARGO_BIN_EXE_vrampool"));
-    command.args(["replay", "-", "--verify", "--device", "cuda:0", "--repeat", "1"]).args(options);
     command.env("VRAMPOOL_FAKE", profile).env("VRAMPOOL_LIBCUDA", library).env_remove("VRAMPOOL_CONFIG");
     // A program that is linked with the driver's library finds it in the same folder.
     command.env("LD_LIBRARY_PATH", library.parent().expect("the library lies in a folder"));
+    command
+}
+
+/// Replays the blocks on a machine, and verifies them.
+fn verify(profile: &str, options: &[&str]) -> Output {
+    let mut command = vrampool(profile);
+    command.args(["replay", "-", "--verify", "--device", "cuda:0", "--repeat", "1"]).args(options);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program runs");
     child.stdin.take().expect("a pipe").write_all(ROWS.as_bytes()).expect("the program reads");
     child.wait_with_output().expect("the program ends")
@@ -60,5 +66,26 @@ fn a_device_that_cannot_tell_differences_verifies_nothing() {
         let output = verify(profile, &[]);
         assert_ne!(output.status.code(), Some(0), "{profile}");
         assert!(text(&output.stderr).contains("verified on this device"), "{profile}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn the_stream_ordered_allocator_is_measured_where_the_driver_has_it() {
+    for (profile, kind, is_measured) in [
+        ("", "device", true),
+        ("vmm=0", "device", true),
+        ("pools=0", "device", false),
+        ("version=11010", "device", false),
+        ("", "pinned", false),
+        ("", "managed", false),
+    ] {
+        let mut command = vrampool(profile);
+        command.args(["bench", "--device", "cuda:0", "--sizes", "256", "--threads", "1", "--kind", kind, "--json"]);
+        let output = command.output().expect("the program runs");
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""), "{profile:?}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows = report["rows"].as_array().expect("rows");
+        assert_eq!(rows.iter().any(|row| row["allocator"] == "driver_async"), is_measured, "{profile:?} {kind}");
+        assert_eq!((rows.len(), report["skipped"].as_array().map(Vec::len)), (if is_measured { 8 } else { 6 }, Some(0)));
     }
 }
