@@ -59,11 +59,26 @@ impl DeviceBuffer {
         }
     }
 
-    /// Gives the block up without freeing it: its address is freed by [`Pool::deallocate`], or lives as long as the
-    /// pool.
+    /// Gives the block up without freeing it: [`DeviceBuffer::from_raw`] takes it over again, [`Pool::deallocate`] frees it,
+    /// or it lives as long as the pool, which it does not keep alive any more.
     #[must_use = "the block is freed by nobody else"]
     pub fn into_raw(mut self) -> DevicePtr {
         std::mem::take(&mut self.address)
+    }
+
+    /// Takes over a block of the pool that nobody owns, by its address: one that [`DeviceBuffer::into_raw`] gave up, or
+    /// that [`Pool::allocate`] gave. Its size is what was asked for. [`DevicePtr::NULL`] is a block of zero bytes.
+    ///
+    /// # Safety
+    /// From now on the block is the buffer's: no other buffer owns it or is made of its address, and nobody frees it by
+    /// [`Pool::deallocate`]. What holds for that call when it frees holds when the buffer is dropped.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`], with [`Error::invalid_free_reason`], for an address that is not the start of a live
+    /// block of this pool; [`Error::is_driver`] where the driver has ended.
+    pub unsafe fn from_raw(pool: &Pool, address: DevicePtr) -> Result<Self> {
+        let (size, serial) = if address.is_null() { (0, 0) } else { pool.shared.live(address)? };
+        Ok(Self::new(pool.clone(), address, size, serial))
     }
 
     fn release(&self) -> Result<()> {

@@ -3,6 +3,7 @@
 //! [`Pool`] is a handle; all handles of a pool, and the [`DeviceBuffer`]s allocated from it, share one core behind one
 //! lock. The lock is never held while the driver or a callback is called.
 
+#[allow(unsafe_code)] // Whoever makes a buffer of an address answers for it.
 mod buffer;
 mod builder;
 mod core;
@@ -50,8 +51,7 @@ struct Shared {
 
 impl Shared {
     fn allocate(&self, size: u64, alignment: u64) -> Result<Served> {
-        // Before the lock: in a forked child a thread that is not there may hold it.
-        self.site.driver.alive().map_err(|code| Error::driver(Call::allocates(self.site.kind).name(), code))?;
+        self.alive()?;
         let result = self.try_allocate(size, alignment);
         if result.is_err() {
             self.core.lock().counts.failed_allocations += 1;
@@ -72,6 +72,11 @@ impl Shared {
         self.grow(&request)
     }
 
+    /// Asked before the lock is taken: in a forked child a thread that is not there may hold it.
+    fn alive(&self) -> Result<()> {
+        self.site.driver.alive().map_err(|code| Error::driver(Call::allocates(self.site.kind).name(), code))
+    }
+
     /// Whether the driver has ended, and the memory with it: then nothing is looked at, as another process's thread may
     /// hold the lock.
     fn has_ended(&self) -> bool {
@@ -83,6 +88,12 @@ impl Shared {
             return Ok(());
         }
         self.core.lock().free(address, serial).map_err(|why| Error::invalid_free(address, why))
+    }
+
+    /// The live block that begins at an address: what was asked for, and its serial.
+    fn live(&self, address: DevicePtr) -> Result<(u64, u32)> {
+        self.alive()?;
+        self.core.lock().live(address).map_err(|why| Error::invalid_free(address, why))
     }
 
     fn statistics(&self) -> Statistics {

@@ -6,6 +6,7 @@ mod fragmentation;
 mod geometry;
 mod lifetime;
 mod limits;
+mod ownership;
 mod sizes;
 mod support;
 mod threads;
