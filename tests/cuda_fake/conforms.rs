@@ -5,7 +5,8 @@ use crate::support::{Fake, in_children, in_children_with};
 use std::sync::Arc;
 use vrampool::driver::conformance::{self, Report};
 use vrampool::driver::cuda::CudaDriver;
-use vrampool::driver::{Driver, MemoryKind, Meter};
+use vrampool::driver::{Driver, MemoryKind, Meter, StreamHandle};
+use vrampool::error::CuResult;
 use vrampool::units::{DeviceId, KIB, MIB};
 use vrampool::{Device, DeviceBuffer, Pool};
 
@@ -182,5 +183,57 @@ fn a_limit_of_the_multi_process_service_is_out_of_memory() {
         let block = pool.allocate_buffer(64 * MIB).unwrap();
         block.free().unwrap();
         pool.check().unwrap();
+    });
+}
+
+/// A lack of memory that was got over is over: no later call, the program's own either, hears of it.
+#[test]
+fn a_refusal_leaves_nothing_for_the_next_call_to_report() {
+    in_children(&["", "vmm=0"], || {
+        let fake = Fake::of_child();
+        let driver = CudaDriver::load().unwrap();
+        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        for round in 0..3 {
+            let half = pool.allocate_buffer(512 * MIB).unwrap();
+            let error = pool.allocate(768 * MIB).unwrap_err();
+            assert!(error.is_out_of_memory() && error.code() == Some(CuResult::ERROR_OUT_OF_MEMORY), "{error}");
+            // The program's own calls, and the binding's.
+            let mut ordinal = -1;
+            // SAFETY: cuDeviceGet, of this type; the result goes to a local.
+            let code = unsafe { fake.function::<unsafe extern "C" fn(*mut i32, i32) -> i32>("cuDeviceGet")(&raw mut ordinal, 0) };
+            assert_eq!((code, fake.context()), (0, (0, 0)), "round {round}");
+            driver.context_synchronize(DeviceId(0)).unwrap();
+            driver.memory_info(DeviceId(0)).unwrap();
+            driver.memset_d8_async(DeviceId(0), half.address(), 1, 512 * MIB, StreamHandle::LEGACY).unwrap();
+            driver.stream_synchronize(DeviceId(0), StreamHandle::LEGACY).unwrap();
+            drop(half);
+            // The same request, once there is room for it.
+            pool.allocate_buffer(768 * MIB).unwrap().free().unwrap();
+            pool.check().unwrap();
+            driver.context_synchronize(DeviceId(0)).unwrap();
+            pool.trim(0).unwrap();
+        }
+    });
+}
+
+/// A block of many handles is one range to whoever uses it.
+#[test]
+fn a_block_of_many_handles_is_one_range() {
+    in_children(&["", "granularity=64KiB", "granularity=32MiB", "devices=2"], || {
+        let fake = Fake::of_child();
+        let driver = CudaDriver::load().unwrap();
+        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        let size = 100 * MIB + 12;
+        let [from, to] = [(); 2].map(|()| pool.allocate_buffer(size).unwrap());
+        assert!(fake.calls("cuMemCreate") >= 6, "the test wants several handles in each");
+        let (device, stream) = (DeviceId(0), StreamHandle::LEGACY);
+        driver.memset_d8_async(device, from.address(), 0x5a, size, stream).unwrap();
+        driver.memset_d8_async(device, from.address().offset(50 * MIB), 0xa5, 50 * MIB, stream).unwrap();
+        driver.memcpy_async(device, to.address(), from.address(), size, stream).unwrap();
+        let mut read = vec![0; size as usize];
+        driver.memcpy_device_to_host(device, &mut read, to.address()).unwrap();
+        let (left, rest) = read.split_at(50 << 20);
+        let (middle, right) = rest.split_at(50 << 20);
+        assert!(left.iter().all(|&byte| byte == 0x5a) && middle.iter().all(|&byte| byte == 0xa5) && *right == [0x5a; 12]);
     });
 }

@@ -204,6 +204,38 @@ fn a_driver_first_loaded_in_a_child_works() {
     });
 }
 
+/// A child's own end runs the handlers that its parent registered, with the parent's pool still there.
+#[test]
+fn a_child_that_exits_as_usual_leaves_the_driver_alone() {
+    in_children(&["", "vmm=0"], || {
+        // SAFETY: a function of this program, which takes nothing and does not unwind where all is right (atexit(3)).
+        assert_eq!(unsafe { libc::atexit(at_the_end) }, 0);
+        // Any call would end the child.
+        let fake = FAKE.get_or_init(Fake::of_child);
+        fake.after_exit(2);
+        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        let buffer = a_buffer_of(&pool);
+        LIVE.lock().unwrap().push((pool.clone(), buffer));
+        let calls = fake.calls("*");
+        // SAFETY: the child uses what the C library allows after a fork, and takes no lock that another thread may have held.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            process::exit(0);
+        }
+        assert!(child > 0, "no process could be made");
+        let mut status = 0;
+        // SAFETY: the status goes to a local.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child ended with {status:#x}");
+        assert_eq!(fake.calls("*"), calls, "the parent's log");
+        let live = mem::take(&mut *LIVE.lock().unwrap());
+        drop(live);
+        assert_eq!((pool.statistics().live_blocks, pool.check()), (0, Ok(())));
+        // The handler wants something to look at.
+        LIVE.lock().unwrap().push((pool.clone(), a_buffer_of(&pool)));
+    });
+}
+
 /// What lives to the end of the process.
 static LIVE: Mutex<Vec<(Pool, DeviceBuffer)>> = Mutex::new(Vec::new());
 static FAKE: OnceLock<Fake> = OnceLock::new();
