@@ -30,7 +30,8 @@
 //! # Contexts
 //! A device's primary context is retained when a call first needs it, and is current for the call. The calling thread's own
 //! context is put back on every path. Where the primary context is current already, that costs one look. Virtual memory
-//! management and questions about devices need no context, and calls on events and modules none in particular.
+//! management and questions about devices need no context, and calls on events and modules none in particular. So a pool
+//! that maps its memory retains none: its memory can be used in any context of the device, also in one made later.
 //!
 //! # The end of the process, and forks
 //! Once the process is ending, and in a child forked from a process that uses CUDA, every call answers
