@@ -49,7 +49,8 @@ fn fork(work: impl FnOnce() -> String) -> String {
 }
 
 /// What a child may do with its parent's pool: nothing reaches the driver, and all is an error or silence.
-fn use_in_child(fake: &Fake, pool: &Pool, buffer: DeviceBuffer) -> String {
+fn use_in_child(fake: &Fake, device: &Device, pool: &Pool, buffer: DeviceBuffer) -> String {
+    let driver = device.driver();
     let before = fake.calls("*");
     let context = fake.context();
     drop(buffer);
@@ -71,6 +72,12 @@ fn use_in_child(fake: &Fake, pool: &Pool, buffer: DeviceBuffer) -> String {
     note("a trim leaves something", pool.trim(0).is_ok_and(|held| held == 0));
     note("it cannot be printed", format!("{pool:?} {:?}", pool.clone()).contains("Pool"));
     note("it has another device", pool.device() == DeviceId(0) && pool.page_bytes() >= 2 * MIB);
+    let here = Device::new(driver.clone(), DeviceId(0));
+    note("a device is no error", here.is_err());
+    note("build on a known device is no error", Pool::builder().device(device.clone()).initial(MIB).build().is_err());
+    // SAFETY: no buffer is made.
+    let raw = unsafe { DeviceBuffer::from_raw(pool, DevicePtr::new(4096)) };
+    note("a buffer of an address is no error", raw.is_err_and(|error| error.code() == Some(CuResult::ERROR_DEINITIALIZED)));
     note("load is no error", CudaDriver::load().is_err_and(|error| error.is_unavailable()));
     note("first is no error", Device::first().is_err());
     note("build is no error", Pool::builder().build().is_err());
@@ -87,8 +94,9 @@ fn a_buffer_of(pool: &Pool) -> DeviceBuffer {
 fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
     in_children(&["", "vmm=0", "devices=2"], || {
         let fake = Fake::of_child();
+        let device = Device::first().unwrap();
         for kind in KINDS {
-            let pool = Pool::builder().device(Device::first().unwrap()).kind(kind).build().unwrap();
+            let pool = Pool::builder().device(device.clone()).kind(kind).build().unwrap();
             let mine = a_buffer_of(&pool);
             let live = pool.statistics().live_bytes;
             let buffer = a_buffer_of(&pool);
@@ -96,7 +104,7 @@ fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
             let said = fork(|| {
                 // SAFETY: the child's copy; the parent drops its own.
                 let copy = unsafe { std::ptr::read(&raw const buffer) };
-                let said = use_in_child(&fake, &pool, copy);
+                let said = use_in_child(&fake, &device, &pool, copy);
                 // The pool's end is silent, too.
                 let before = fake.calls("*");
                 // SAFETY: the child's copy of the pool, which is not used again.
@@ -121,7 +129,8 @@ fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
 fn a_fork_while_other_threads_hold_the_pools_lock_does_not_hang() {
     in_children(&["backed=0", "backed=0,vmm=0"], || {
         let fake = Fake::of_child();
-        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        let device = Device::first().unwrap();
+        let pool = Pool::builder().device(device.clone()).build().unwrap();
         let stop = AtomicBool::new(false);
         let busy = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -144,7 +153,7 @@ fn a_fork_while_other_threads_hold_the_pools_lock_does_not_hang() {
                     // SAFETY: the child's copy; the parent drops its own.
                     let copy = unsafe { std::ptr::read(&raw const buffer) };
                     // The fake's count is right in a child: its other threads are gone.
-                    use_in_child(&fake, &pool, copy)
+                    use_in_child(&fake, &device, &pool, copy)
                 });
                 assert_eq!(said, "", "round {round}");
             }

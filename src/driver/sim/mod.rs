@@ -39,7 +39,8 @@
 //!
 //! # Concurrency
 //! One lock round everything. Hooks and host functions run without it. A call takes well under a microsecond and is at most
-//! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued.
+//! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued. A forked child should
+//! leave it alone: it does not end there as the CUDA driver does, and another thread may have held the lock.
 //!
 //! # What it does not do
 //! Streams run at once or not at all: there is no schedule and no time. Nothing is captured. A memory pool keeps nothing of
