@@ -126,6 +126,7 @@ fn what_is_refused_costs_nothing_and_what_works_costs_the_same_whatever_the_size
         assert_eq!(cost(&mut || driver.mem_free_async(D0, at, stream).unwrap()), 480);
         assert_eq!(cost(&mut || assert!(driver.mem_free_async(D0, at, stream).is_err())), 0);
     }
+    assert_eq!((driver.mem_alloc_async(D0, 0, stream), driver.mem_free_async(D0, DevicePtr::NULL, stream)), (Ok(DevicePtr::NULL), Ok(())));
     assert_eq!(cost(&mut || assert_eq!(driver.mem_alloc_async(D0, 65 * MIB, stream), Err(CuResult::ERROR_OUT_OF_MEMORY))), 0);
     driver.audit().unwrap();
 }

@@ -5,7 +5,7 @@
 //! events and physical memory, copies of addresses where nothing is — and so is what drivers are more lenient with than
 //! [`Driver`] lets its callers be: one unmap over several mappings, over holes, or over nothing, mappings that reach past
 //! the end of their reservation, plain memory freed through another device, and memory allocated in the order of a stream
-//! freed as plain memory.
+//! freed as plain memory or the other way round.
 
 mod ordered;
 

@@ -9,8 +9,8 @@
 //! conformance suite (`driver::conformance`, feature `testing`) holds them. Where a driver is more lenient than
 //! [`Driver`] lets its callers be, the simulation is strict: it refuses an unmap of several mappings, of holes or of
 //! nothing (but for [`SimConfig::multi_unmap`]), a mapping that reaches past the end of its reservation, plain memory
-//! freed as another kind or through another device, memory allocated in the order of a stream freed as plain memory, and a
-//! stream named together with a device that is not its own. It
+//! freed as another kind or through another device, memory allocated in the order of a stream freed as plain memory or the
+//! other way round, and a stream named together with a device that is not its own. It
 //! counts a plain allocation at the size asked for; the driver takes 2 MiB at a time.
 //!
 //! A broken context refuses everything but virtual memory management, which belongs to no context, and questions about

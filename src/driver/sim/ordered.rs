@@ -46,6 +46,9 @@ impl SimDriver {
         let mut state = self.state.lock();
         let index = state.device_with_pools(device)?;
         let key = state.stream(device, stream)?;
+        if bytes == 0 {
+            return Ok(DevicePtr::NULL);
+        }
         let address = state.place(index, MemoryKind::Device, bytes, Some(Phase::Coming))?;
         drop(self.submit(state, key, Vec::new(), Work::Allocate(address)));
         Ok(address)
@@ -55,6 +58,9 @@ impl SimDriver {
         let mut state = self.state.lock();
         let index = state.device_with_pools(device)?;
         let key = state.stream(device, stream)?;
+        if address.is_null() {
+            return Ok(());
+        }
         let found = state.plain.allocations.get_mut(&address.address()).filter(|found| found.device == index);
         match found.and_then(|found| found.ordered.as_mut()).ok_or(CuResult::ERROR_INVALID_VALUE)? {
             Phase::Going => return Err(CuResult::ERROR_INVALID_VALUE),
