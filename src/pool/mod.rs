@@ -3,6 +3,7 @@
 //! [`Pool`] is a handle; all handles of a pool, and the [`DeviceBuffer`]s allocated from it, share one core behind one
 //! lock. The lock is never held while the driver or a callback is called.
 
+mod budget;
 #[allow(unsafe_code)] // Whoever makes a buffer of an address answers for it.
 mod buffer;
 mod builder;
@@ -98,7 +99,7 @@ impl Shared {
 
     fn statistics(&self) -> Statistics {
         if self.has_ended() {
-            return Core::new(Arc::clone(&self.site), None).statistics();
+            return Statistics::of_nothing();
         }
         self.core.lock().statistics()
     }
