@@ -57,15 +57,19 @@ fn every_allocator_has_a_row_for_every_work() {
         subjects(array(&report, "rows")),
         [
             "driver pair 256 1",
+            "driver_async pair 256 1",
             "vrampool pair 256 1",
             "mimalloc pair 256 1",
             "driver pair 65536 1",
+            "driver_async pair 65536 1",
             "vrampool pair 65536 1",
             "mimalloc pair 65536 1",
             "driver churn null 1",
+            "driver_async churn null 1",
             "vrampool churn null 1",
             "mimalloc churn null 1",
             "driver churn null 2",
+            "driver_async churn null 2",
             "vrampool churn null 2",
             "mimalloc churn null 2",
         ]
@@ -75,7 +79,8 @@ fn every_allocator_has_a_row_for_every_work() {
         for figure in ["alloc_ns", "free_ns", "pairs_per_second"] {
             assert!(row[figure].as_f64().expect("a number") > 0.0, "{figure} of {}", subject(row));
         }
-        assert_eq!(row["modelled"], row["allocator"] == "driver", "{}", subject(row));
+        let is_the_drivers = row["allocator"].as_str().expect("text").starts_with("driver");
+        assert_eq!(row["modelled"], is_the_drivers, "{}", subject(row));
     }
     assert!(array(&report, "skipped").is_empty());
 }
@@ -91,6 +96,25 @@ fn modelled_rows_are_the_models_own_figures() {
     assert_eq!(figures("device", "1MiB"), (17_900.0, 15_700.0));
     assert_eq!(figures("managed", "1MiB"), (17_900.0, 15_700.0));
     assert_eq!(figures("pinned", "2MiB"), (1_000_000.0, 400_000.0));
+}
+
+#[test]
+fn the_drivers_stream_ordered_allocator_costs_the_same_whatever_the_size() {
+    let report = json(&bench(&["--sizes", "256,1MiB,256MiB", "--threads", "1", "--json"]));
+    let rows: Vec<&Value> = array(&report, "rows").iter().filter(|row| row["allocator"] == "driver_async").collect();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        assert_eq!((row["alloc_ns"].as_f64(), row["free_ns"].as_f64()), (Some(750.0), Some(480.0)), "{}", subject(row));
+    }
+}
+
+#[test]
+fn memory_of_other_kinds_has_no_rows_of_the_stream_ordered_allocator() {
+    for kind in ["pinned", "managed"] {
+        let report = json(&bench(&["--sizes", "256", "--threads", "1", "--kind", kind, "--json"]));
+        let allocators: Vec<&str> = array(&report, "rows").iter().map(|row| row["allocator"].as_str().expect("text")).collect();
+        assert_eq!(allocators, ["driver", "vrampool", "mimalloc", "driver", "vrampool", "mimalloc"], "{kind}");
+    }
 }
 
 #[test]
@@ -111,7 +135,8 @@ fn memory_that_cannot_be_had_is_a_row_left_out_with_the_reason() {
     // 64 of these are more than the device has, though one is not.
     let report = json(&bench(&["--sizes", "256,4GiB", "--threads", "1", "--json"]));
     let skipped = array(&report, "skipped");
-    assert!(subjects(skipped).starts_with(&["driver pair 4294967296 1".to_owned(), "vrampool pair 4294967296 1".to_owned()]));
+    let expected = ["driver pair 4294967296 1", "driver_async pair 4294967296 1", "vrampool pair 4294967296 1"].map(str::to_owned);
+    assert!(subjects(skipped).starts_with(&expected));
     for row in skipped {
         assert_eq!(fields(row), ["allocator", "work", "size", "threads", "reason"]);
         assert!(!row["reason"].as_str().expect("text").is_empty());
@@ -119,11 +144,12 @@ fn memory_that_cannot_be_had_is_a_row_left_out_with_the_reason() {
     // The rows after it are there: nothing of it was left behind.
     assert!(subjects(array(&report, "rows")).ends_with(&[
         "driver churn null 1".to_owned(),
+        "driver_async churn null 1".to_owned(),
         "vrampool churn null 1".to_owned(),
         "mimalloc churn null 1".to_owned()
     ]));
     let huge = json(&bench(&["--sizes", "18446744073709551615", "--threads", "1", "--json"]));
-    assert_eq!((array(&huge, "skipped").len(), array(&huge, "rows").len()), (3, 3));
+    assert_eq!((array(&huge, "skipped").len(), array(&huge, "rows").len()), (4, 4));
 }
 
 #[test]
@@ -145,6 +171,8 @@ fn the_table_says_what_is_modelled_and_what_is_left_out() {
         "device memory of the simulated device (Simulated H200, 140 GiB)",
         "cuMemAlloc",
         "cuMemFree",
+        "cuMemAllocAsync",
+        "cuMemFreeAsync",
         "256 B",
         "ratio",
         "modelled",
@@ -155,6 +183,7 @@ fn the_table_says_what_is_modelled_and_what_is_left_out() {
     }
     let pinned = bench(&["--sizes", "256", "--threads", "1", "--kind", "pinned"]);
     assert!(stdout(&pinned).contains("cuMemAllocHost") && stdout(&pinned).contains("cuMemFreeHost"));
+    assert!(!stdout(&pinned).contains("Async"));
 }
 
 #[test]

@@ -39,6 +39,9 @@ calls! {
     MemAllocManaged = "cuMemAllocManaged";
     MemFree = "cuMemFree";
     MemFreeHost = "cuMemFreeHost";
+    MemAllocAsync = "cuMemAllocAsync";
+    MemFreeAsync = "cuMemFreeAsync";
+    MemPoolThreshold = "cuMemPoolSetAttribute";
     MemGranularity = "cuMemGetAllocationGranularity";
     MemAddressReserve = "cuMemAddressReserve";
     MemAddressFree = "cuMemAddressFree";
@@ -100,6 +103,8 @@ impl Call {
                 | Self::MemAllocManaged
                 | Self::MemFree
                 | Self::MemFreeHost
+                | Self::MemAllocAsync
+                | Self::MemFreeAsync
                 | Self::MemAddressReserve
                 | Self::MemAddressFree
                 | Self::MemCreate

@@ -5,7 +5,7 @@ use super::types::{
     KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
 };
 use super::{Call, Driver, DriverResult};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceId, DevicePtr};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -18,7 +18,7 @@ const CALLS: usize = Call::ALL.len();
 /// The count is of what the driver was asked for, whoever asked: it stands below the pool and knows nothing of blocks.
 ///
 /// # Counting law
-/// `reserved_bytes` = the sizes of the plain allocations not freed + the sizes of the handles that are either not
+/// `reserved_bytes` = the sizes of the allocations not freed, plain or in the order of a stream + the sizes of the handles that are either not
 /// released or still mapped. A byte counts from the return of the call that took it to the return of the call that
 /// gave it back, so under concurrency the peak is never too low.
 pub struct Meter {
@@ -89,22 +89,24 @@ impl Meter {
         CallCounts(std::array::from_fn(|i| self.calls[i].load(Ordering::Relaxed)))
     }
 
-    /// Physical bytes held from the driver at this moment, over all devices and kinds.
+    /// Physical bytes held from the driver at this moment, over all devices and kinds; 0 where the driver has ended, as
+    /// [`Driver::alive`] says.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        self.held.lock().current_bytes
+        self.held().map_or(0, |held| held.current_bytes)
     }
 
     /// The most that [`Meter::reserved_bytes`] has been since the start or the last [`Meter::reset_peak`].
     #[must_use]
     pub fn peak_reserved_bytes(&self) -> u64 {
-        self.held.lock().peak_bytes
+        self.held().map_or(0, |held| held.peak_bytes)
     }
 
     /// Begins a new peak at the bytes held now.
     pub fn reset_peak(&self) {
-        let mut held = self.held.lock();
-        held.peak_bytes = held.current_bytes;
+        if let Ok(mut held) = self.held() {
+            held.peak_bytes = held.current_bytes;
+        }
     }
 
     /// The time spent inside the driver's calls, in nanoseconds, summed over threads. On a simulated device this is the
@@ -113,6 +115,32 @@ impl Meter {
     pub fn wall_ns(&self) -> u64 {
         // Relaxed: as in `counts`.
         self.wall_ns.load(Ordering::Relaxed)
+    }
+
+    /// What is held, while the driver is there: in a forked child a thread that is not there may have the lock.
+    fn held(&self) -> DriverResult<MutexGuard<'_, Held>> {
+        self.driver.alive().map(|()| self.held.lock())
+    }
+
+    /// Books an allocation.
+    fn took(&self, address: DevicePtr, bytes: u64) {
+        let mut held = self.held.lock();
+        held.plain.insert(address, bytes);
+        held.add(bytes);
+    }
+
+    /// Frees an allocation, and books that.
+    fn giving(&self, address: DevicePtr, free: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
+        let bytes = self.held()?.plain.remove(&address);
+        let result = free();
+        if let Some(bytes) = bytes {
+            let mut held = self.held.lock();
+            match result {
+                Ok(()) => held.current_bytes -= bytes,
+                Err(_) => _ = held.plain.insert(address, bytes),
+            }
+        }
+        result
     }
 
     fn timed<T>(&self, call: Call, work: impl FnOnce(&dyn Driver) -> T) -> T {
@@ -147,6 +175,7 @@ impl Driver for Meter {
         MemGranularity: fn mem_granularity(&self, properties: &HandleProperties) -> Granularity;
         MemAddressReserve: fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DevicePtr;
         MemAddressFree: fn mem_address_free(&self, address: DevicePtr, bytes: u64) -> ();
+        MemPoolThreshold: fn mem_pool_threshold(&self, device: DeviceId, bytes: u64) -> ();
         MemSetAccess: fn mem_set_access(&self, address: DevicePtr, bytes: u64, access: &[AccessDescriptor]) -> ();
         StreamCreate: fn stream_create(&self, device: DeviceId, flags: StreamFlags) -> StreamHandle;
         StreamDestroy: fn stream_destroy(&self, stream: StreamHandle) -> ();
@@ -201,9 +230,13 @@ impl Driver for Meter {
 
     fn mem_alloc(&self, device: DeviceId, kind: MemoryKind, bytes: u64) -> DriverResult<DevicePtr> {
         let address = self.timed(Call::allocates(kind), |driver| driver.mem_alloc(device, kind, bytes))?;
-        let mut held = self.held.lock();
-        held.plain.insert(address, bytes);
-        held.add(bytes);
+        self.took(address, bytes);
+        Ok(address)
+    }
+
+    fn mem_alloc_async(&self, device: DeviceId, bytes: u64, stream: StreamHandle) -> DriverResult<DevicePtr> {
+        let address = self.timed(Call::MemAllocAsync, |driver| driver.mem_alloc_async(device, bytes, stream))?;
+        self.took(address, bytes);
         Ok(address)
     }
 
@@ -211,16 +244,11 @@ impl Driver for Meter {
     // to another thread before the call returns; the entry comes back where the driver refuses.
 
     fn mem_free(&self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<()> {
-        let bytes = self.held.lock().plain.remove(&address);
-        let result = self.timed(Call::frees(kind), |driver| driver.mem_free(device, kind, address));
-        if let Some(bytes) = bytes {
-            let mut held = self.held.lock();
-            match result {
-                Ok(()) => held.current_bytes -= bytes,
-                Err(_) => _ = held.plain.insert(address, bytes),
-            }
-        }
-        result
+        self.giving(address, || self.timed(Call::frees(kind), |driver| driver.mem_free(device, kind, address)))
+    }
+
+    fn mem_free_async(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> DriverResult<()> {
+        self.giving(address, || self.timed(Call::MemFreeAsync, |driver| driver.mem_free_async(device, address, stream)))
     }
 
     fn mem_create(&self, bytes: u64, properties: &HandleProperties) -> DriverResult<PhysicalHandle> {
@@ -235,7 +263,7 @@ impl Driver for Meter {
     }
 
     fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
-        let key = self.held.lock().handles.remove(&handle);
+        let key = self.held()?.handles.remove(&handle);
         let result = self.timed(Call::MemRelease, |driver| driver.mem_release(handle));
         if let Some(key) = key {
             let mut held = self.held.lock();
@@ -263,7 +291,7 @@ impl Driver for Meter {
         let end = DevicePtr::new(address.address().saturating_add(bytes));
         let mut taken = Vec::new();
         {
-            let mut held = self.held.lock();
+            let mut held = self.held()?;
             while let Some((&at, &key)) = held.mappings.range(address..end).next() {
                 held.mappings.remove(&at);
                 taken.push((at, key));

@@ -100,6 +100,42 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// [`CuResult::ERROR_INVALID_VALUE`] for an address that is not the start of such an allocation.
     fn mem_free(&self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<()>;
 
+    // ---- the driver's own stream-ordered allocator: where the device has memory pools ----
+
+    /// Allocates memory of the device from its default pool, in the order of a stream (`cuMemAllocAsync`): work may touch
+    /// it that is queued on the stream after this, or comes after such work. The address is a multiple of 256; of zero bytes
+    /// it is null.
+    ///
+    /// # Errors
+    /// [`CuResult::ERROR_NOT_SUPPORTED`] where [`DeviceProperties::memory_pools`] is false;
+    /// [`CuResult::ERROR_OUT_OF_MEMORY`].
+    fn mem_alloc_async(&self, device: DeviceId, bytes: u64, stream: StreamHandle) -> DriverResult<DevicePtr> {
+        _ = (device, bytes, stream);
+        Err(CuResult::ERROR_NOT_SUPPORTED)
+    }
+
+    /// Frees what [`Driver::mem_alloc_async`] of the same device returned, once the stream has done what is queued on it
+    /// (`cuMemFreeAsync`). Whatever touches the memory must come before that. Freeing the null address does nothing; memory of
+    /// another call must not be freed so: the driver may take it, and crash later.
+    ///
+    /// # Errors
+    /// [`CuResult::ERROR_NOT_SUPPORTED`] where [`DeviceProperties::memory_pools`] is false;
+    /// [`CuResult::ERROR_INVALID_VALUE`] for an address that is not the start of such an allocation.
+    fn mem_free_async(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> DriverResult<()> {
+        _ = (device, address, stream);
+        Err(CuResult::ERROR_NOT_SUPPORTED)
+    }
+
+    /// How many bytes of freed memory the device's default pool keeps when work is synchronised; 0 at first
+    /// (`cuDeviceGetDefaultMemPool`, and `cuMemPoolSetAttribute` with `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
+    ///
+    /// # Errors
+    /// [`CuResult::ERROR_NOT_SUPPORTED`] where [`DeviceProperties::memory_pools`] is false.
+    fn mem_pool_threshold(&self, device: DeviceId, bytes: u64) -> DriverResult<()> {
+        _ = (device, bytes);
+        Err(CuResult::ERROR_NOT_SUPPORTED)
+    }
+
     // ---- virtual memory management ----
 
     /// What sizes of handles and addresses of mappings must be multiples of (`cuMemGetAllocationGranularity`).

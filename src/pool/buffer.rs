@@ -15,11 +15,13 @@ pub struct DeviceBuffer {
     address: DevicePtr,
     size: u64,
     serial: u32,
+    /// Whether a free of it was refused, and told to whoever asked: nothing is left to free.
+    is_stale: bool,
 }
 
 impl DeviceBuffer {
     pub(super) fn new(pool: Pool, address: DevicePtr, size: u64, serial: u32) -> Self {
-        Self { pool, address, size, serial }
+        Self { pool, address, size, serial, is_stale: false }
     }
 
     /// Where the block begins; [`DevicePtr::NULL`] for a buffer of zero bytes.
@@ -50,15 +52,33 @@ impl DeviceBuffer {
                 self.address = DevicePtr::NULL;
                 Ok(())
             }
-            Err(error) => Err(FreeError { error, buffer: self }),
+            Err(error) => {
+                self.is_stale = true;
+                Err(FreeError { error, buffer: self })
+            }
         }
     }
 
-    /// Gives the block up without freeing it: its address is freed by [`Pool::deallocate`], or lives as long as the
-    /// pool.
+    /// Gives the block up without freeing it: [`DeviceBuffer::from_raw`] takes it over again, [`Pool::deallocate`] frees it,
+    /// or it lives as long as the pool, which it does not keep alive any more.
     #[must_use = "the block is freed by nobody else"]
     pub fn into_raw(mut self) -> DevicePtr {
         std::mem::take(&mut self.address)
+    }
+
+    /// Takes over a block of the pool that nobody owns, by its address: one that [`DeviceBuffer::into_raw`] gave up, or
+    /// that [`Pool::allocate`] gave. Its size is what was asked for. [`DevicePtr::NULL`] is a block of zero bytes.
+    ///
+    /// # Safety
+    /// From now on the block is the buffer's: no other buffer owns it or is made of its address, and nobody frees it by
+    /// [`Pool::deallocate`]. What holds for that call when it frees holds when the buffer is dropped.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`], with [`Error::invalid_free_reason`], for an address that is not the start of a live
+    /// block of this pool; [`Error::is_driver`] where the driver has ended.
+    pub unsafe fn from_raw(pool: &Pool, address: DevicePtr) -> Result<Self> {
+        let (size, serial) = if address.is_null() { (0, 0) } else { pool.shared.live(address)? };
+        Ok(Self::new(pool.clone(), address, size, serial))
     }
 
     fn release(&self) -> Result<()> {
@@ -68,8 +88,10 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // A stale buffer has nothing to free, and nobody is left to tell.
-        let _ = self.release();
+        if !self.is_stale {
+            // A refusal is counted, and nobody is left to tell.
+            let _ = self.release();
+        }
     }
 }
 

@@ -186,19 +186,14 @@ impl PoolBuilder {
         let mut handle_properties = HandleProperties::on(device.id());
         (handle_properties.rdma, handle_properties.shareable) = (options.rdma, options.shareable);
         refuse_what_lacks(&properties, &handle_properties)?;
-        let mut page_bytes = MIN_PAGE_BYTES;
-        let maps_pages = options.kind == MemoryKind::Device && properties.virtual_memory_management && !options.no_vmm;
-        if maps_pages {
-            let granularity = device
-                .driver()
-                .mem_granularity(&handle_properties)
-                .map_err(|code| Error::driver("cuMemGetAllocationGranularity", code))?
-                .minimum_bytes;
-            if !granularity.is_power_of_two() {
-                return Err(Error::unavailable(format!("device {} maps memory in units of {granularity} bytes", device.id())));
+        let granularity = match options.kind {
+            MemoryKind::Device if properties.virtual_memory_management && !options.no_vmm => {
+                mapping_granularity(&device, &handle_properties)?
             }
-            page_bytes = page_bytes.max(granularity);
-        }
+            _ => None,
+        };
+        let maps_pages = granularity.is_some();
+        let page_bytes = MIN_PAGE_BYTES.max(granularity.unwrap_or(0));
         let capacity = options.maximum.map(|maximum| align_down(maximum, page_bytes));
         if capacity == Some(0) {
             // In full: a byte short of a page would read as a page.
@@ -273,6 +268,22 @@ fn try_one(device: &Device, page_bytes: u64, properties: &HandleProperties) -> R
             )))
         }
         Err(code) => Err(Error::driver(Call::MemCreate.name(), code)),
+    }
+}
+
+/// What a device maps memory in units of; `None` where the driver says at last that it does not.
+fn mapping_granularity(device: &Device, properties: &HandleProperties) -> Result<Option<u64>> {
+    let is_plain = *properties == HandleProperties::on(device.id());
+    match device.driver().mem_granularity(properties) {
+        Ok(granularity) if granularity.minimum_bytes.is_power_of_two() => Ok(Some(granularity.minimum_bytes)),
+        Ok(granularity) => {
+            Err(Error::unavailable(format!("device {} maps memory in units of {} bytes", device.id(), granularity.minimum_bytes)))
+        }
+        Err(CuResult::ERROR_NOT_SUPPORTED) if is_plain => Ok(None),
+        Err(CuResult::ERROR_NOT_SUPPORTED) => {
+            Err(Error::unavailable(format!("device {} has no virtual memory management, which rdma and shareable are of", device.id())))
+        }
+        Err(code) => Err(Error::driver("cuMemGetAllocationGranularity", code)),
     }
 }
 

@@ -41,6 +41,16 @@ enum Place {
     Slot { slab: u32, slot: u32, class: Class, record: Slot },
 }
 
+impl Place {
+    /// What was asked for, and the serial.
+    fn allocation(&self) -> (u64, u32) {
+        match self {
+            Self::Block(_, block) => (block.requested, block.serial),
+            Self::Slot { record, .. } => (u64::from(record.requested), record.serial),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     live_blocks: u64,
@@ -166,10 +176,7 @@ impl Core {
     /// its count.
     pub(super) fn free(&mut self, address: DevicePtr, serial: Option<u32>) -> Result<(), InvalidFree> {
         let place = self.find(address).and_then(|place| {
-            let present = match place {
-                Place::Block(_, block) => block.serial,
-                Place::Slot { record, .. } => record.serial,
-            };
+            let (_, present) = place.allocation();
             if serial.is_some_and(|serial| serial != present) { Err(InvalidFree::Stale) } else { Ok(place) }
         });
         let place = place.inspect_err(|_| self.counts.refused_frees += 1)?;
@@ -195,6 +202,11 @@ impl Core {
         self.counts.live_bytes -= bytes;
         self.counts.requested_bytes -= requested;
         Ok(())
+    }
+
+    /// The live block that begins at an address: what was asked for, and its serial.
+    pub(super) fn live(&self, address: DevicePtr) -> Result<(u64, u32), InvalidFree> {
+        self.find(address).map(|place| place.allocation())
     }
 
     fn find(&self, address: DevicePtr) -> Result<Place, InvalidFree> {

@@ -4,6 +4,7 @@
 //! lock. The lock is never held while the driver or a callback is called.
 
 mod budget;
+#[allow(unsafe_code)] // Whoever makes a buffer of an address answers for it.
 mod buffer;
 mod builder;
 mod core;
@@ -52,8 +53,7 @@ struct Shared {
 
 impl Shared {
     fn allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
-        // Before the lock: in a forked child a thread that is not there may hold it.
-        self.site.driver.alive().map_err(|code| Error::driver(Call::allocates(self.site.kind).name(), code))?;
+        self.alive()?;
         let result = self.try_allocate(size, alignment, one_handle);
         if result.is_err() {
             self.core.lock().counts.failed_allocations += 1;
@@ -77,6 +77,11 @@ impl Shared {
         self.grow(&request)
     }
 
+    /// Asked before the lock is taken: in a forked child a thread that is not there may hold it.
+    fn alive(&self) -> Result<()> {
+        self.site.driver.alive().map_err(|code| Error::driver(Call::allocates(self.site.kind).name(), code))
+    }
+
     /// Whether the driver has ended, and the memory with it: then nothing is looked at, as another process's thread may
     /// hold the lock.
     fn has_ended(&self) -> bool {
@@ -88,6 +93,19 @@ impl Shared {
             return Ok(());
         }
         self.core.lock().free(address, serial).map_err(|why| Error::invalid_free(address, why))
+    }
+
+    /// The live block that begins at an address: what was asked for, and its serial.
+    fn live(&self, address: DevicePtr) -> Result<(u64, u32)> {
+        self.alive()?;
+        self.core.lock().live(address).map_err(|why| Error::invalid_free(address, why))
+    }
+
+    fn statistics(&self) -> Statistics {
+        if self.has_ended() {
+            return Statistics::of_nothing();
+        }
+        self.core.lock().statistics()
     }
 }
 
@@ -253,10 +271,11 @@ impl Pool {
         self.shared.trim(to)
     }
 
-    /// The pool's counts, all from one moment.
+    /// The pool's counts, all from one moment. Where the driver has ended, at process exit and in a forked child, there is
+    /// no memory to count: all of them are zero.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        self.shared.core.lock().statistics()
+        self.shared.statistics()
     }
 
     /// The device that the memory lies on.
@@ -292,7 +311,8 @@ impl Pool {
         self.shared.site.page_bytes
     }
 
-    /// Checks the invariants of every layer: for tests, and for whoever suspects the pool.
+    /// Checks the invariants of every layer: for tests, and for whoever suspects the pool. Where the driver has ended,
+    /// nothing is left to check.
     ///
     /// # Errors
     /// The first violation found, in words.
@@ -300,6 +320,6 @@ impl Pool {
     /// # Complexity
     /// O(n) of the memory held, under the pool's lock.
     pub fn check(&self) -> Result<(), String> {
-        self.shared.core.lock().check()
+        if self.shared.has_ended() { Ok(()) } else { self.shared.core.lock().check() }
     }
 }

@@ -1,10 +1,12 @@
 //! What a pool has done and holds.
 
+use crate::slab::Class;
+
 /// A snapshot of a pool's counts, taken at one moment. All sizes are in bytes.
 ///
 /// Every byte held from the driver is in exactly one place:
 /// `live + slab_idle + free + unsettled + padding == reserved`, which [`Statistics::accounted_bytes`] adds up.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Statistics {
     /// Bytes of live blocks, as asked for.
@@ -48,7 +50,7 @@ pub struct Statistics {
 }
 
 /// What one size class holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ClassStatistics {
     /// Bytes in a slot.
@@ -64,6 +66,12 @@ pub struct ClassStatistics {
 }
 
 impl Statistics {
+    /// Those of a pool that holds nothing.
+    pub(super) fn of_nothing() -> Self {
+        let class = |class: Class| ClassStatistics { slot_bytes: class.slot_bytes(), ..ClassStatistics::default() };
+        Self { classes: Class::all().map(class).collect(), ..Self::default() }
+    }
+
     /// The sum of every place that a byte held from the driver can be in.
     #[must_use]
     pub fn accounted_bytes(&self) -> u64 {

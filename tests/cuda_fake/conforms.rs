@@ -5,7 +5,8 @@ use crate::support::{Fake, in_children, in_children_with};
 use std::sync::Arc;
 use vrampool::driver::conformance::{self, Report};
 use vrampool::driver::cuda::CudaDriver;
-use vrampool::driver::{Driver, HandleTypes, MemoryKind, Meter};
+use vrampool::driver::{Driver, HandleTypes, MemoryKind, Meter, StreamHandle};
+use vrampool::error::CuResult;
 use vrampool::units::{DeviceId, KIB, MIB};
 use vrampool::{Device, DeviceBuffer, Pool};
 
@@ -23,6 +24,7 @@ const WHOLE: &[&str] = &[
     "shareable=none",
     "shareable=fd",
     "imex=0",
+    "pools=0",
     "profile=mig,devices=2",
     "profile=wsl",
     "profile=jetson",
@@ -31,7 +33,7 @@ const WHOLE: &[&str] = &[
 ];
 
 /// Drivers of older versions, and what their libraries lack is really missing.
-const OLD: &[&str] = &["version=10020", "version=11020"];
+const OLD: &[&str] = &["version=10020", "version=11010", "version=11020"];
 
 fn assert_passes(report: &Report, at_least: usize, what: &str) {
     assert!(report.failures().is_empty(), "{what}:\n{report}");
@@ -79,7 +81,7 @@ fn a_reduced_library_conforms() {
     in_children_with([("version=10010", reduced), ("", reduced)], || {
         conform();
         let properties = CudaDriver::load().unwrap().device_properties(DeviceId(0)).unwrap();
-        assert!(!properties.virtual_memory_management && !properties.stream_ids, "{properties:?}");
+        assert!(!properties.virtual_memory_management && !properties.memory_pools && !properties.stream_ids, "{properties:?}");
     });
 }
 
@@ -209,5 +211,57 @@ fn pools_are_made_for_what_they_ask() {
         has(&fd.map(|has| has.filter(|has| !has.rdma && has.shareable == HandleTypes::FILE_DESCRIPTOR)), &["vmm=0"]);
         has(&fabric, &["shareable=fd", "imex=0", "version=12000", "vmm=0"]);
         assert_only_contexts(&fake.outstanding());
+    });
+}
+
+/// A lack of memory that was got over is over: no later call, the program's own either, hears of it.
+#[test]
+fn a_refusal_leaves_nothing_for_the_next_call_to_report() {
+    in_children(&["", "vmm=0"], || {
+        let fake = Fake::of_child();
+        let driver = CudaDriver::load().unwrap();
+        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        for round in 0..3 {
+            let half = pool.allocate_buffer(512 * MIB).unwrap();
+            let error = pool.allocate(768 * MIB).unwrap_err();
+            assert!(error.is_out_of_memory() && error.code() == Some(CuResult::ERROR_OUT_OF_MEMORY), "{error}");
+            // The program's own calls, and the binding's.
+            let mut ordinal = -1;
+            // SAFETY: cuDeviceGet, of this type; the result goes to a local.
+            let code = unsafe { fake.function::<unsafe extern "C" fn(*mut i32, i32) -> i32>("cuDeviceGet")(&raw mut ordinal, 0) };
+            assert_eq!((code, fake.context()), (0, (0, 0)), "round {round}");
+            driver.context_synchronize(DeviceId(0)).unwrap();
+            driver.memory_info(DeviceId(0)).unwrap();
+            driver.memset_d8_async(DeviceId(0), half.address(), 1, 512 * MIB, StreamHandle::LEGACY).unwrap();
+            driver.stream_synchronize(DeviceId(0), StreamHandle::LEGACY).unwrap();
+            drop(half);
+            // The same request, once there is room for it.
+            pool.allocate_buffer(768 * MIB).unwrap().free().unwrap();
+            pool.check().unwrap();
+            driver.context_synchronize(DeviceId(0)).unwrap();
+            pool.trim(0).unwrap();
+        }
+    });
+}
+
+/// A block of many handles is one range to whoever uses it.
+#[test]
+fn a_block_of_many_handles_is_one_range() {
+    in_children(&["", "granularity=64KiB", "granularity=32MiB", "devices=2"], || {
+        let fake = Fake::of_child();
+        let driver = CudaDriver::load().unwrap();
+        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        let size = 100 * MIB + 12;
+        let [from, to] = [(); 2].map(|()| pool.allocate_buffer(size).unwrap());
+        assert!(fake.calls("cuMemCreate") >= 6, "the test wants several handles in each");
+        let (device, stream) = (DeviceId(0), StreamHandle::LEGACY);
+        driver.memset_d8_async(device, from.address(), 0x5a, size, stream).unwrap();
+        driver.memset_d8_async(device, from.address().offset(50 * MIB), 0xa5, 50 * MIB, stream).unwrap();
+        driver.memcpy_async(device, to.address(), from.address(), size, stream).unwrap();
+        let mut read = vec![0; size as usize];
+        driver.memcpy_device_to_host(device, &mut read, to.address()).unwrap();
+        let (left, rest) = read.split_at(50 << 20);
+        let (middle, right) = rest.split_at(50 << 20);
+        assert!(left.iter().all(|&byte| byte == 0x5a) && middle.iter().all(|&byte| byte == 0xa5) && *right == [0x5a; 12]);
     });
 }

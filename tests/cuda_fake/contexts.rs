@@ -207,3 +207,60 @@ fn a_context_is_retained_once_by_however_many_threads() {
         assert_eq!((fake.references(0), fake.references(1), fake.calls("cuDevicePrimaryCtxRetain")), (1, 1, 2));
     });
 }
+
+/// A pool that maps its memory needs no context, and makes none; its memory is the device's all the same, in whatever
+/// context the program makes later.
+#[test]
+fn memory_that_was_mapped_without_a_context_is_used_with_one() {
+    in_children(&["devices=2"], || {
+        let program = Program(Fake::of_child());
+        let driver = CudaDriver::load().unwrap();
+        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        let block = pool.allocate_buffer(3 * MIB).unwrap();
+        assert_eq!((program.0.references(0), program.0.calls("cuDevicePrimaryCtxRetain"), program.0.context()), (0, 0, (0, 0)));
+        // The binding's own calls on the device.
+        let device = DeviceId(0);
+        let stream = driver.stream_create(device, StreamFlags::NonBlocking).unwrap();
+        let event = driver.event_create(device).unwrap();
+        driver.memset_d8_async(device, block.address(), 0x5a, block.size(), stream).unwrap();
+        driver.event_record(device, event, stream).unwrap();
+        driver.event_synchronize(event).unwrap();
+        let mut read = [0; 8];
+        driver.memcpy_device_to_host(device, &mut read, block.address().offset(3 * MIB - 8)).unwrap();
+        assert_eq!((read, program.0.references(0)), ([0x5a; 8], 1));
+        // More is mapped with the context there, and is the same memory.
+        let more = pool.allocate_buffer(20 * MIB).unwrap();
+        driver.memcpy_async(device, more.address().offset(19 * MIB), block.address(), MIB, stream).unwrap();
+        driver.stream_synchronize(device, stream).unwrap();
+        driver.event_destroy(event).unwrap();
+        driver.stream_destroy(stream).unwrap();
+        drop((block, more, pool));
+        assert_eq!(program.0.outstanding(), "primary context of device 0: 1 references\n");
+    });
+}
+
+/// A reset takes a device's memory along, and no other's.
+#[test]
+fn a_context_that_is_gone_is_no_matter_to_another_device() {
+    in_children(&["devices=2", "devices=2,vmm=0"], || {
+        let program = Program(Fake::of_child());
+        let driver = CudaDriver::load().unwrap();
+        let pool_on = |device| Pool::builder().device(Device::new(driver.clone(), DeviceId(device)).unwrap()).build().unwrap();
+        let pools = [pool_on(0), pool_on(1)];
+        let buffers = pools.each_ref().map(|pool| [300, 3 * MIB].map(|size| pool.allocate_buffer(size).unwrap()));
+        let own = program.retain(1);
+        program.push(own);
+        program.0.poison(0, 709);
+        let [lost, kept] = buffers;
+        drop(lost);
+        assert_eq!(pools[0].trim(0).unwrap(), 0, "what is gone is not held");
+        assert_eq!(program.0.context(), (own, 1));
+        pools.iter().for_each(|pool| pool.check().unwrap());
+        let more = pools[1].allocate_buffer(40 * MIB).unwrap();
+        assert_eq!(pools[1].statistics().live_blocks, 3);
+        drop((kept, more));
+        assert_eq!(pools[1].trim(0).unwrap(), 0);
+        drop(pools);
+        assert_eq!((program.pop(), program.0.context()), (own, (0, 0)));
+    });
+}

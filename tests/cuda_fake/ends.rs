@@ -4,11 +4,12 @@ use crate::support::{Fake, in_children, report_done};
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::{fs::File, hint, mem, process, thread};
 use vrampool::driver::cuda::CudaDriver;
-use vrampool::driver::{Driver, MemoryKind};
-use vrampool::units::{DeviceId, MIB};
+use vrampool::driver::{Driver, MemoryKind, Meter, PhysicalHandle};
+use vrampool::error::CuResult;
+use vrampool::units::{DeviceId, DevicePtr, MIB};
 use vrampool::{Device, DeviceBuffer, Pool};
 
 const KINDS: [MemoryKind; 3] = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed];
@@ -48,7 +49,8 @@ fn fork(work: impl FnOnce() -> String) -> String {
 }
 
 /// What a child may do with its parent's pool: nothing reaches the driver, and all is an error or silence.
-fn use_in_child(fake: &Fake, pool: &Pool, buffer: DeviceBuffer) -> String {
+fn use_in_child(fake: &Fake, device: &Device, pool: &Pool, buffer: DeviceBuffer) -> String {
+    let driver = device.driver();
     let before = fake.calls("*");
     let context = fake.context();
     drop(buffer);
@@ -63,6 +65,19 @@ fn use_in_child(fake: &Fake, pool: &Pool, buffer: DeviceBuffer) -> String {
         note("allocate is no error", pool.allocate(size).is_err_and(|error| !error.is_out_of_memory()));
         note("allocate_buffer is no error", pool.allocate_buffer(size).is_err());
     }
+    let statistics = pool.statistics();
+    note("something is counted", statistics.reserved_bytes == 0 && statistics.live_blocks == 0 && statistics.allocations == 0);
+    note("the classes are not there", !statistics.classes.is_empty());
+    note("a check fails", pool.check() == Ok(()));
+    note("a trim leaves something", pool.trim(0).is_ok_and(|held| held == 0));
+    note("it cannot be printed", format!("{pool:?} {:?}", pool.clone()).contains("Pool"));
+    note("it has another device", pool.device() == DeviceId(0) && pool.page_bytes() >= 2 * MIB);
+    let here = Device::new(driver.clone(), DeviceId(0));
+    note("a device is no error", here.is_err());
+    note("build on a known device is no error", Pool::builder().device(device.clone()).initial(MIB).build().is_err());
+    // SAFETY: no buffer is made.
+    let raw = unsafe { DeviceBuffer::from_raw(pool, DevicePtr::new(4096)) };
+    note("a buffer of an address is no error", raw.is_err_and(|error| error.code() == Some(CuResult::ERROR_DEINITIALIZED)));
     note("load is no error", CudaDriver::load().is_err_and(|error| error.is_unavailable()));
     note("first is no error", Device::first().is_err());
     note("build is no error", Pool::builder().build().is_err());
@@ -79,8 +94,9 @@ fn a_buffer_of(pool: &Pool) -> DeviceBuffer {
 fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
     in_children(&["", "vmm=0", "devices=2"], || {
         let fake = Fake::of_child();
+        let device = Device::first().unwrap();
         for kind in KINDS {
-            let pool = Pool::builder().device(Device::first().unwrap()).kind(kind).build().unwrap();
+            let pool = Pool::builder().device(device.clone()).kind(kind).build().unwrap();
             let mine = a_buffer_of(&pool);
             let live = pool.statistics().live_bytes;
             let buffer = a_buffer_of(&pool);
@@ -88,7 +104,7 @@ fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
             let said = fork(|| {
                 // SAFETY: the child's copy; the parent drops its own.
                 let copy = unsafe { std::ptr::read(&raw const buffer) };
-                let said = use_in_child(&fake, &pool, copy);
+                let said = use_in_child(&fake, &device, &pool, copy);
                 // The pool's end is silent, too.
                 let before = fake.calls("*");
                 // SAFETY: the child's copy of the pool, which is not used again.
@@ -113,7 +129,8 @@ fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
 fn a_fork_while_other_threads_hold_the_pools_lock_does_not_hang() {
     in_children(&["backed=0", "backed=0,vmm=0"], || {
         let fake = Fake::of_child();
-        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        let device = Device::first().unwrap();
+        let pool = Pool::builder().device(device.clone()).build().unwrap();
         let stop = AtomicBool::new(false);
         let busy = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -136,13 +153,50 @@ fn a_fork_while_other_threads_hold_the_pools_lock_does_not_hang() {
                     // SAFETY: the child's copy; the parent drops its own.
                     let copy = unsafe { std::ptr::read(&raw const buffer) };
                     // The fake's count is right in a child: its other threads are gone.
-                    use_in_child(&fake, &pool, copy)
+                    use_in_child(&fake, &device, &pool, copy)
                 });
                 assert_eq!(said, "", "round {round}");
             }
             stop.store(true, Ordering::SeqCst);
         });
         pool.check().unwrap();
+    });
+}
+
+/// The count between a pool and its driver has a lock of its own.
+#[test]
+fn a_fork_while_other_threads_hold_the_meters_lock_does_not_hang() {
+    in_children(&["backed=0", "backed=0,vmm=0"], || {
+        let meter = Arc::new(Meter::new(CudaDriver::load().unwrap()));
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::SeqCst) {
+                        _ = (meter.reserved_bytes(), meter.peak_reserved_bytes(), meter.reset_peak());
+                    }
+                });
+            }
+            for round in 0..100 {
+                let said = fork(|| {
+                    let at = DevicePtr::new(4096);
+                    let answers = [
+                        meter.mem_alloc(DeviceId(0), MemoryKind::Device, 1).map(drop),
+                        meter.mem_free(DeviceId(0), MemoryKind::Device, at),
+                        meter.mem_release(PhysicalHandle(1)),
+                        meter.mem_map(at, 4096, 0, PhysicalHandle(1)),
+                        meter.mem_unmap(at, 4096),
+                    ];
+                    meter.reset_peak();
+                    let counted = (meter.reserved_bytes(), meter.peak_reserved_bytes());
+                    let printed = format!("{meter:?}");
+                    let is_right = answers == [Err(CuResult::ERROR_DEINITIALIZED); 5] && counted == (0, 0) && !printed.is_empty();
+                    if is_right { String::new() } else { format!("{answers:?} {counted:?} {printed}") }
+                });
+                assert_eq!(said, "", "round {round}");
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
     });
 }
 
@@ -156,6 +210,38 @@ fn a_driver_first_loaded_in_a_child_works() {
         assert_eq!(said, "works");
         // The parent has not used the driver, and may yet.
         assert!(Device::first().is_ok());
+    });
+}
+
+/// A child's own end runs the handlers that its parent registered, with the parent's pool still there.
+#[test]
+fn a_child_that_exits_as_usual_leaves_the_driver_alone() {
+    in_children(&["", "vmm=0"], || {
+        // SAFETY: a function of this program, which takes nothing and does not unwind where all is right (atexit(3)).
+        assert_eq!(unsafe { libc::atexit(at_the_end) }, 0);
+        // Any call would end the child.
+        let fake = FAKE.get_or_init(Fake::of_child);
+        fake.after_exit(2);
+        let pool = Pool::builder().device(Device::first().unwrap()).build().unwrap();
+        let buffer = a_buffer_of(&pool);
+        LIVE.lock().unwrap().push((pool.clone(), buffer));
+        let calls = fake.calls("*");
+        // SAFETY: the child uses what the C library allows after a fork, and takes no lock that another thread may have held.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            process::exit(0);
+        }
+        assert!(child > 0, "no process could be made");
+        let mut status = 0;
+        // SAFETY: the status goes to a local.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child ended with {status:#x}");
+        assert_eq!(fake.calls("*"), calls, "the parent's log");
+        let live = mem::take(&mut *LIVE.lock().unwrap());
+        drop(live);
+        assert_eq!((pool.statistics().live_blocks, pool.check()), (0, Ok(())));
+        // The handler wants something to look at.
+        LIVE.lock().unwrap().push((pool.clone(), a_buffer_of(&pool)));
     });
 }
 
@@ -174,7 +260,7 @@ extern "C" fn at_the_end() {
     let mut live = mem::take(&mut *LIVE.lock().unwrap());
     let refused = live.iter().all(|(pool, _)| pool.allocate_buffer(64 * MIB).is_err());
     let (pool, buffer) = live.pop().expect("filled before");
-    let freed = buffer.free().is_ok();
+    let freed = buffer.free().is_ok() && pool.statistics().reserved_bytes == 0 && pool.check().is_ok();
     drop((live, pool));
     // What must be true is said by the line that the parent looks for.
     if refused && freed && fake.calls("*") == before {

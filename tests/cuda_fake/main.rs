@@ -11,5 +11,6 @@ mod ends;
 mod library;
 mod missing;
 mod outcomes;
+mod program;
 mod raw;
 mod support;

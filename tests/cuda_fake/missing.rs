@@ -60,12 +60,17 @@ fn no_library_says_what_was_tried() {
     }
 }
 
+/// The driver's own stream-ordered allocator.
+const POOL_FUNCTIONS: [&str; 4] = ["cuMemAllocAsync", "cuMemFreeAsync", "cuDeviceGetDefaultMemPool", "cuMemPoolSetAttribute"];
+
 /// The pool and the suite on a library without one function.
 fn works_without(function: &str, path: &PathBuf) {
     let driver = CudaDriver::open(path).unwrap_or_else(|error| panic!("without {function}: {error}"));
     let properties = driver.device_properties(DeviceId(0)).unwrap();
     assert_eq!(properties.stream_ids, function != "cuStreamGetId", "without {function}");
-    assert_eq!(properties.virtual_memory_management, !function.starts_with("cuMem"), "without {function}");
+    let is_of_pools = POOL_FUNCTIONS.contains(&function);
+    assert_eq!(properties.memory_pools, !is_of_pools, "without {function}");
+    assert_eq!(properties.virtual_memory_management, is_of_pools || !function.starts_with("cuMem"), "without {function}");
     if properties.virtual_memory_management {
         let report = conformance::run(&*driver, DeviceId(0));
         assert!(report.failures().is_empty(), "without {function}:\n{report}");

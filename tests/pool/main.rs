@@ -7,6 +7,7 @@ mod fragmentation;
 mod geometry;
 mod lifetime;
 mod limits;
+mod ownership;
 mod purposes;
 mod sizes;
 mod support;

@@ -4,7 +4,10 @@
 //! those seen on an H200 with driver 580 (CUDA 13.0). What a driver may crash on is left out — dead handles of streams,
 //! events and physical memory, copies of addresses where nothing is — and so is what drivers are more lenient with than
 //! [`Driver`] lets its callers be: one unmap over several mappings, over holes, or over nothing, mappings that reach past
-//! the end of their reservation, and plain memory freed through another device.
+//! the end of their reservation, plain memory freed through another device, and memory allocated in the order of a stream
+//! freed as plain memory or the other way round.
+
+mod ordered;
 
 mod purposes;
 
@@ -110,6 +113,7 @@ pub fn run(driver: &dyn Driver, device: DeviceId) -> Report {
             suite.report.refused("granularity without virtual memory management", answer, NOT_SUPPORTED);
         }
     }
+    suite.stream_ordered();
     suite.streams();
     suite.work();
     suite.other_device();

@@ -78,6 +78,11 @@ fn optional<T>(function: Option<T>) -> DriverResult<T> {
     function.ok_or(CuResult::ERROR_NOT_SUPPORTED)
 }
 
+/// A function of the stream-ordered allocator, of which the driver may lack a part.
+fn with_pools<T>(functions: &Functions, function: Option<T>) -> DriverResult<T> {
+    optional(function.filter(|_| functions.has_memory_pools()))
+}
+
 fn granularity(functions: &Functions, properties: &sys::MemAllocationProp, option: c_int) -> DriverResult<u64> {
     let call = optional(functions.mem_get_allocation_granularity)?;
     let mut bytes = 0;
@@ -148,7 +153,7 @@ impl Driver for CudaDriver {
             compute_capability: (number(attribute::COMPUTE_CAPABILITY_MAJOR)?, number(attribute::COMPUTE_CAPABILITY_MINOR)?),
             virtual_memory_management: functions.has_virtual_memory_management() && can(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?,
             managed_memory: can(attribute::MANAGED_MEMORY)?,
-            memory_pools: can(attribute::MEMORY_POOLS_SUPPORTED)?,
+            memory_pools: functions.has_memory_pools() && can(attribute::MEMORY_POOLS_SUPPORTED)?,
             integrated: can(attribute::INTEGRATED)?,
             stream_ids: functions.stream_get_id.is_some(),
             rdma: can(attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)?,
@@ -204,6 +209,37 @@ impl Driver for CudaDriver {
             // SAFETY: Memory Management, cuMemFreeHost: likewise.
             MemoryKind::Pinned => unsafe { (functions.mem_free_host)(pointer(address.address())) },
         })
+    }
+
+    fn mem_alloc_async(&self, device: DeviceId, bytes: u64, stream: StreamHandle) -> DriverResult<DevicePtr> {
+        let (functions, _bound) = self.on(device)?;
+        let call = with_pools(functions, functions.mem_alloc_async)?;
+        let mut address = 0;
+        // SAFETY: Stream Ordered Memory Allocator, cuMemAllocAsync: the caller's stream is live, and the result goes to a
+        // local.
+        check(unsafe { call(&raw mut address, size(bytes), pointer(stream.0)) })?;
+        Ok(DevicePtr::new(address))
+    }
+
+    fn mem_free_async(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> DriverResult<()> {
+        let (functions, _bound) = self.on(device)?;
+        let call = with_pools(functions, functions.mem_free_async)?;
+        // SAFETY: Stream Ordered Memory Allocator, cuMemFreeAsync: the caller's stream is live; the driver refuses what is not
+        // the start of such an allocation.
+        check(unsafe { call(address.address(), pointer(stream.0)) })
+    }
+
+    fn mem_pool_threshold(&self, device: DeviceId, bytes: u64) -> DriverResult<()> {
+        let functions = self.functions()?;
+        let find = with_pools(functions, functions.device_get_default_mem_pool)?;
+        let set = with_pools(functions, functions.mem_pool_set_attribute)?;
+        let mut pool = ptr::null_mut();
+        // SAFETY: Device Management, cuDeviceGetDefaultMemPool: the result goes to a local.
+        check(unsafe { find(&raw mut pool, ordinal(functions, device)?) })?;
+        let mut bytes = bytes;
+        // SAFETY: Stream Ordered Memory Allocator, cuMemPoolSetAttribute: a device's default pool lives as long as the driver;
+        // the value of this attribute is a word of 64 bits, read from a local.
+        check(unsafe { set(pool, sys::POOL_RELEASE_THRESHOLD, (&raw mut bytes).cast()) })
     }
 
     fn mem_granularity(&self, properties: &HandleProperties) -> DriverResult<Granularity> {

@@ -4,9 +4,10 @@ use super::process;
 use super::sys::{Context, Device, Functions};
 use crate::driver::DriverResult;
 use crate::error::CuResult;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::Mutex;
 use crate::units::DeviceId;
 use std::ptr;
+use std::sync::OnceLock;
 
 /// The primary contexts of all devices.
 #[derive(Debug)]
@@ -16,10 +17,16 @@ pub(super) struct Contexts {
     retaining: Mutex<()>,
 }
 
+/// A device's primary context, once somebody has needed it.
 #[derive(Debug, Default)]
-struct Slot {
-    /// The context, or null while nobody has needed it.
-    context: AtomicU64,
+struct Slot(OnceLock<Retained>);
+
+#[derive(Clone, Copy, Debug)]
+struct Retained {
+    /// The context, as a pointer of exposed provenance.
+    context: u64,
+    /// The driver's handle of its device: the reference is given up without asking for it again.
+    device: Device,
 }
 
 /// A device's primary context is current until this is dropped.
@@ -80,37 +87,26 @@ impl Contexts {
             // SAFETY: Primary Context Management, cuDevicePrimaryCtxRetain: the device is cuDeviceGet's, and the result goes
             // to a local.
             check(unsafe { (functions.primary_ctx_retain)(&raw mut context, device) })?;
-            slot.store(context);
+            slot.0.get_or_init(|| Retained { context: context.expose_provenance() as u64, device });
         }
         Ok(context)
     }
 
     /// Lets go of every context that was retained.
     pub(super) fn release(&mut self, functions: &Functions) {
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            if slot.load().is_null() {
-                continue;
-            }
-            slot.store(ptr::null_mut());
+        for retained in self.slots.iter_mut().filter_map(|slot| slot.0.take()) {
             let release = functions.primary_ctx_release_v2.unwrap_or(functions.primary_ctx_release);
-            if let Ok(device) = ordinal(functions, DeviceId(index as u32)) {
-                // Nobody is left to tell of a failure.
-                // SAFETY: Primary Context Management, cuDevicePrimaryCtxRelease: the device's context was retained once.
-                _ = unsafe { release(device) };
-            }
+            // Nobody is left to tell of a failure.
+            // SAFETY: Primary Context Management, cuDevicePrimaryCtxRelease: the device's context was retained once.
+            _ = unsafe { release(retained.device) };
         }
     }
 }
 
 impl Slot {
+    /// The context, or null while nobody has needed it.
     fn load(&self) -> Context {
-        // Acquire: pairs with the release in `store`.
-        ptr::with_exposed_provenance_mut(self.context.load(Ordering::Acquire) as usize)
-    }
-
-    fn store(&self, context: Context) {
-        // Release: pairs with the acquire in `load`: the driver has made the context before another thread uses it.
-        self.context.store(context.expose_provenance() as u64, Ordering::Release);
+        ptr::with_exposed_provenance_mut(self.0.get().map_or(0, |retained| retained.context as usize))
     }
 }
 
@@ -246,9 +242,11 @@ mod tests {
         if ordinal >= DEVICES {
             return CuResult::ERROR_INVALID_DEVICE;
         }
-        // SAFETY: the caller's local.
-        unsafe { *device = 10 + ordinal };
-        OK
+        answer("device", |_| {
+            // SAFETY: the caller's local.
+            unsafe { *device = 10 + ordinal };
+            OK
+        })
     }
 
     unsafe extern "C" fn retain(context: *mut Context, device: Device) -> CuResult {
@@ -374,6 +372,16 @@ mod tests {
         assert_eq!(contexts.bind(&functions, DeviceId(0)).err(), Some(CuResult::ERROR_OUT_OF_MEMORY));
         with(|fake| fake.fail = None);
         assert!(contexts.bind(&functions, DeviceId(0)).is_ok());
+    }
+
+    #[test]
+    fn what_was_retained_is_released_whatever_else_fails() {
+        let (functions, mut contexts) = (table(), Contexts::new(2));
+        drop(contexts.bind(&functions, DeviceId(0)).unwrap());
+        drop(contexts.bind(&functions, DeviceId(1)).unwrap());
+        with(|fake| fake.fail = Some(("device", CuResult::ERROR_UNKNOWN)));
+        contexts.release(&functions);
+        assert_eq!(with(|fake| (fake.retained, fake.released)), (2, 2));
     }
 
     #[test]

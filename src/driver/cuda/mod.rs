@@ -30,14 +30,14 @@
 //! # Contexts
 //! A device's primary context is retained when a call first needs it, and is current for the call. The calling thread's own
 //! context is put back on every path. Where the primary context is current already, that costs one look. Virtual memory
-//! management and questions about devices need no context, and calls on events and modules none in particular.
+//! management and questions about devices need no context, and calls on events and modules none in particular. So a pool
+//! that maps its memory retains none: its memory can be used in any context of the device, also in one made later.
 //!
 //! # The end of the process, and forks
 //! Once the process is ending, and in a child forked from a process that uses CUDA, every call answers
 //! [`CuResult::ERROR_DEINITIALIZED`] and does not reach the driver. A pool refuses every allocation with that code then,
-//! frees are silent and do nothing, and its end gives nothing back: the memory is gone, or is the parent's. In a child,
-//! a pool's other methods may wait for ever for a thread that only the parent has. A child that begins anew with `exec`
-//! can use CUDA.
+//! frees are silent and do nothing, its counts are zero, and its end gives nothing back: the memory is gone, or is the
+//! parent's. Nothing waits for a thread that only the parent has. A child that begins anew with `exec` can use CUDA.
 //!
 //! # Concurrency
 //! Every call may be made from any thread. The only lock is held while a primary context is retained.

@@ -28,6 +28,8 @@ pub(super) type Event = *mut c_void;
 pub(super) type Module = *mut c_void;
 /// `CUfunction`.
 pub(super) type Function = *mut c_void;
+/// `CUmemoryPool`.
+pub(super) type MemoryPool = *mut c_void;
 /// `CUmemGenericAllocationHandle`.
 pub(super) type Physical = u64;
 /// `CUhostFn`.
@@ -85,6 +87,9 @@ pub(super) const ACCESS_NONE: c_int = 0;
 pub(super) const ACCESS_READ: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(super) const ACCESS_READ_WRITE: c_int = 3;
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, whose value has 64 bits.
+pub(super) const POOL_RELEASE_THRESHOLD: c_int = 4;
 
 /// `CUmemLocation`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -388,6 +393,14 @@ functions! {
         mem_unmap = "cuMemUnmap"(address: Pointer, bytes: usize);
         /// Virtual Memory Management: `cuMemSetAccess` (CUDA 10.2).
         mem_set_access = "cuMemSetAccess"(address: Pointer, bytes: usize, access: *const MemAccessDesc, count: usize);
+        /// Stream Ordered Memory Allocator: `cuMemAllocAsync` (CUDA 11.2).
+        mem_alloc_async = "cuMemAllocAsync"(address: *mut Pointer, bytes: usize, stream: Stream);
+        /// Stream Ordered Memory Allocator: `cuMemFreeAsync` (CUDA 11.2).
+        mem_free_async = "cuMemFreeAsync"(address: Pointer, stream: Stream);
+        /// Device Management: `cuDeviceGetDefaultMemPool` (CUDA 11.2).
+        device_get_default_mem_pool = "cuDeviceGetDefaultMemPool"(pool: *mut MemoryPool, device: Device);
+        /// Stream Ordered Memory Allocator: `cuMemPoolSetAttribute` (CUDA 11.2).
+        mem_pool_set_attribute = "cuMemPoolSetAttribute"(pool: MemoryPool, attribute: c_int, value: *mut c_void);
         /// Stream Management: `cuStreamGetId` (CUDA 12.0).
         stream_get_id = "cuStreamGetId"(stream: Stream, id: *mut u64);
     }
@@ -404,6 +417,14 @@ impl Functions {
             && self.mem_map.is_some()
             && self.mem_unmap.is_some()
             && self.mem_set_access.is_some()
+    }
+
+    /// Whether all of the stream-ordered allocator is there that is used here.
+    pub(super) fn has_memory_pools(&self) -> bool {
+        self.mem_alloc_async.is_some()
+            && self.mem_free_async.is_some()
+            && self.device_get_default_mem_pool.is_some()
+            && self.mem_pool_set_attribute.is_some()
     }
 }
 
@@ -451,15 +472,19 @@ mod tests {
         // SAFETY: as above.
         let old = unsafe { Functions::bind(&|name| if BASE.contains(&name.to_str().unwrap()) { somewhere() } else { None }) };
         let old = old.unwrap();
-        assert!(!old.has_virtual_memory_management() && old.stream_get_id.is_none());
+        assert!(!old.has_virtual_memory_management() && !old.has_memory_pools() && old.stream_get_id.is_none());
     }
 
     #[test]
-    fn virtual_memory_management_is_all_or_nothing() {
+    fn a_family_of_functions_is_all_or_nothing() {
+        let of_pools = ["cuMemAllocAsync", "cuMemFreeAsync", "cuDeviceGetDefaultMemPool", "cuMemPoolSetAttribute"];
+        assert!(of_pools.iter().all(|name| OPTIONAL.contains(name)));
         for &left_out in OPTIONAL {
             // SAFETY: no function of the table is called.
             let bound = unsafe { Functions::bind(&|name| if name.to_str() == Ok(left_out) { None } else { somewhere() }) }.unwrap();
-            assert_eq!(bound.has_virtual_memory_management(), !left_out.starts_with("cuMem"), "{left_out}");
+            let is_of_pools = of_pools.contains(&left_out);
+            assert_eq!(bound.has_memory_pools(), !is_of_pools, "{left_out}");
+            assert_eq!(bound.has_virtual_memory_management(), is_of_pools || !left_out.starts_with("cuMem"), "{left_out}");
         }
     }
 

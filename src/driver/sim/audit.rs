@@ -32,11 +32,10 @@ impl SimDriver {
         list(
             &mut report,
             "plain allocation",
-            state
-                .plain
-                .allocations
-                .iter()
-                .map(|(&at, plain)| format!("{} bytes of {:?} memory of device {} at {:#x}", plain.bytes, plain.kind, plain.device, at)),
+            state.plain.allocations.iter().map(|(&at, plain)| {
+                let order = if plain.ordered.is_some() { ", in the order of a stream" } else { "" };
+                format!("{} bytes of {:?} memory of device {} at {:#x}{order}", plain.bytes, plain.kind, plain.device, at)
+            }),
         );
         list(
             &mut report,

@@ -45,6 +45,11 @@ pub(super) const MEM_FREE: Table = &[
 pub(super) const MEM_ALLOC_HOST: Table = &[(2 * MIB, 1_000_000), (GIB, 535_000_000)];
 pub(super) const MEM_FREE_HOST: Table = &[(2 * MIB, 400_000), (GIB, 166_000_000)];
 
+/// `cuMemAllocAsync` from a pool that keeps what is freed: 711 to 796 ns, whatever the size.
+pub(super) const MEM_ALLOC_ASYNC: u64 = 750;
+/// `cuMemFreeAsync`, likewise: 457 to 510 ns.
+pub(super) const MEM_FREE_ASYNC: u64 = 480;
+
 pub(super) const MEMORY_INFO: u64 = 7_000;
 pub(super) const EVENT_CREATE: u64 = 240;
 pub(super) const EVENT_RECORD: u64 = 260;

@@ -39,6 +39,18 @@ pub(super) struct PlainAllocation {
     span_bytes: u64,
     pub(super) kind: MemoryKind,
     pub(super) device: usize,
+    /// Where it was allocated in the order of a stream: how far that is.
+    pub(super) ordered: Option<Phase>,
+}
+
+/// How far an allocation in the order of a stream is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// Its stream has yet to come to it.
+    Coming,
+    There,
+    /// Its free is queued.
+    Going,
 }
 
 impl Plain {
@@ -110,6 +122,12 @@ impl State {
         if bytes == 0 && kind == MemoryKind::Pinned {
             return Ok((DevicePtr::NULL, 0));
         }
+        let address = self.place(device, kind, bytes, None)?;
+        Ok((address, cost::of(if kind == MemoryKind::Pinned { cost::MEM_ALLOC_HOST } else { cost::MEM_ALLOC }, bytes)))
+    }
+
+    /// Finds a place for an allocation, and charges for it.
+    pub(super) fn place(&mut self, device: usize, kind: MemoryKind, bytes: u64, ordered: Option<Phase>) -> DriverResult<DevicePtr> {
         if bytes == 0 {
             return Err(CuResult::ERROR_INVALID_VALUE);
         }
@@ -144,9 +162,8 @@ impl State {
             return Err(CuResult::ERROR_OUT_OF_MEMORY);
         }
         self.plain.address_bytes += span_bytes;
-        self.plain.allocations.insert(address, PlainAllocation { bytes, span_bytes, kind, device });
-        let ns = cost::of(if kind == MemoryKind::Pinned { cost::MEM_ALLOC_HOST } else { cost::MEM_ALLOC }, bytes);
-        Ok((DevicePtr::new(address), ns))
+        self.plain.allocations.insert(address, PlainAllocation { bytes, span_bytes, kind, device, ordered });
+        Ok(DevicePtr::new(address))
     }
 
     fn uncharge(&mut self, device: usize, kind: MemoryKind, bytes: u64) {
@@ -160,12 +177,21 @@ impl State {
     pub(super) fn freeable(&self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<PlainAllocation> {
         let device = self.device(device)?;
         let found = self.plain.allocations.get(&address.address());
-        found.filter(|found| found.kind == kind && found.device == device).copied().ok_or(CuResult::ERROR_INVALID_VALUE)
+        let is_right = |found: &&PlainAllocation| found.kind == kind && found.device == device && found.ordered.is_none();
+        found.filter(is_right).copied().ok_or(CuResult::ERROR_INVALID_VALUE)
     }
 
     pub(super) fn mem_free(&mut self, device: DeviceId, kind: MemoryKind, address: DevicePtr) -> DriverResult<u64> {
-        let PlainAllocation { bytes, span_bytes, device, .. } = self.freeable(device, kind, address)?;
-        self.plain.allocations.remove(&address.address());
+        let bytes = self.freeable(device, kind, address)?.bytes;
+        self.forget_plain(address);
+        Ok(cost::of(if kind == MemoryKind::Pinned { cost::MEM_FREE_HOST } else { cost::MEM_FREE }, bytes))
+    }
+
+    /// Gives an allocation's memory and addresses back.
+    pub(super) fn forget_plain(&mut self, address: DevicePtr) {
+        let Some(PlainAllocation { bytes, span_bytes, kind, device, .. }) = self.plain.allocations.remove(&address.address()) else {
+            return;
+        };
         self.uncharge(device, kind, bytes);
         self.plain.address_bytes -= span_bytes;
         if let Some(backing) = &mut self.backing {
@@ -174,7 +200,6 @@ impl State {
         if self.config.reuse_addresses {
             self.plain.space.give(address.address(), span_bytes);
         }
-        Ok(cost::of(if kind == MemoryKind::Pinned { cost::MEM_FREE_HOST } else { cost::MEM_FREE }, bytes))
     }
 
     /// Whether an address is memory of any kind.

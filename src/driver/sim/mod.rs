@@ -9,7 +9,8 @@
 //! conformance suite (`driver::conformance`, feature `testing`) holds them. Where a driver is more lenient than
 //! [`Driver`] lets its callers be, the simulation is strict: it refuses an unmap of several mappings, of holes or of
 //! nothing (but for [`SimConfig::multi_unmap`]), a mapping that reaches past the end of its reservation, plain memory
-//! freed as another kind or through another device, and a stream named together with a device that is not its own. It
+//! freed as another kind or through another device, memory allocated in the order of a stream freed as plain memory or the
+//! other way round, and a stream named together with a device that is not its own. It
 //! counts a plain allocation at the size asked for; the driver takes 2 MiB at a time.
 //!
 //! A device that lacks a kind of handle refuses to make one with [`CuResult::ERROR_NOT_SUPPORTED`]: a guess, as an H200 has
@@ -20,8 +21,8 @@
 //! the machine.
 //!
 //! # Where the hardware's behaviour is undefined
-//! The simulation ends the test with a panic that says what was done. These are: memory unmapped, or freed by another
-//! device, while queued work touches it; a call with a stream, event or handle of physical memory that is not live (the
+//! The simulation ends the test with a panic that says what was done. These are: memory unmapped, freed by another
+//! device, or freed in the order of another stream, while queued work touches it; a call with a stream, event or handle of physical memory that is not live (the
 //! driver crashes; releasing a handle twice it happened to refuse); and an asynchronous copy from or to an address where
 //! nothing is (it takes it for an address of the host, and crashes). A *kernel* that touches what it may not breaks its
 //! context, as on a GPU.
@@ -42,10 +43,12 @@
 //!
 //! # Concurrency
 //! One lock round everything. Hooks and host functions run without it. A call takes well under a microsecond and is at most
-//! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued.
+//! logarithmic in what is alive, but for the mappings it spans and the streams that have work queued. A forked child should
+//! leave it alone: it does not end there as the CUDA driver does, and another thread may have held the lock.
 //!
 //! # What it does not do
-//! Streams run at once or not at all: there is no schedule and no time. Nothing is captured.
+//! Streams run at once or not at all: there is no schedule and no time. Nothing is captured. A memory pool keeps nothing of
+//! what is freed, whatever its threshold.
 
 mod audit;
 #[allow(unsafe_code)] // Memory mappings of the host stand behind a backed device.
@@ -55,6 +58,7 @@ mod cost;
 mod faults;
 mod kernels;
 mod memory;
+mod ordered;
 mod space;
 mod streams;
 mod vmm;
@@ -281,6 +285,24 @@ impl Driver for SimDriver {
         let ns = state.mem_free(device, kind, address)?;
         self.spend(ns);
         Ok(())
+    }
+
+    fn mem_alloc_async(&self, device: DeviceId, bytes: u64, stream: StreamHandle) -> DriverResult<DevicePtr> {
+        self.enter(Call::MemAllocAsync)?;
+        let address = self.allocate_ordered(device, bytes, stream)?;
+        self.spend(cost::MEM_ALLOC_ASYNC);
+        Ok(address)
+    }
+
+    fn mem_free_async(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> DriverResult<()> {
+        self.enter(Call::MemFreeAsync)?;
+        self.free_ordered(device, address, stream)?;
+        self.spend(cost::MEM_FREE_ASYNC);
+        Ok(())
+    }
+
+    fn mem_pool_threshold(&self, device: DeviceId, _bytes: u64) -> DriverResult<()> {
+        self.fixed(Call::MemPoolThreshold, 0, || self.state.lock().device_with_pools(device).map(drop))
     }
 
     fn mem_granularity(&self, properties: &HandleProperties) -> DriverResult<Granularity> {

@@ -92,6 +92,10 @@ pub(super) enum Work {
         bytes: u64,
     },
     Kernel(KernelCall),
+    /// An allocation in the stream's order is there from now on.
+    Allocate(DevicePtr),
+    /// And is gone.
+    Free(DevicePtr),
 }
 
 impl Work {
@@ -102,12 +106,14 @@ impl Work {
             Self::Copy { .. } => "cuMemcpyAsync",
             Self::Fill { .. } => "cuMemsetD8Async",
             Self::Kernel(call) => call.name(),
+            Self::Allocate(_) => "cuMemAllocAsync",
+            Self::Free(_) => "cuMemFreeAsync",
         }
     }
 
     pub(super) fn touches(&self) -> [Option<Touch>; 2] {
         match self {
-            Self::Marker | Self::Host(_) => [None, None],
+            Self::Marker | Self::Host(_) | Self::Allocate(_) | Self::Free(_) => [None, None],
             Self::Copy { destination, source, bytes } => [Some(Touch::read(*source, *bytes)), Some(Touch::write(*destination, *bytes))],
             Self::Fill { address, bytes, .. } => [Some(Touch::write(*address, *bytes)), None],
             Self::Kernel(call) => call.touches(),
@@ -355,14 +361,20 @@ impl State {
         if self.devices[device].sticky.is_some() {
             return;
         }
-        let allowed = work.touches().into_iter().flatten().all(|touch| self.touchable(device, touch, work.is_copy()));
+        match work {
+            Work::Allocate(address) => return self.ordered_begins(*address),
+            Work::Free(address) => return self.ordered_ends(*address),
+            _ => {}
+        }
+        let touches = work.touches().into_iter().flatten();
+        let allowed = { touches }.all(|touch| self.touchable(device, touch, work.is_copy()) && !self.is_coming(touch.start));
         if !allowed {
             self.devices[device].sticky = Some(CuResult::ERROR_ILLEGAL_ADDRESS);
             return;
         }
         let Some(backing) = &mut self.backing else { return };
         match work {
-            Work::Marker | Work::Host(_) => {}
+            Work::Marker | Work::Host(_) | Work::Allocate(_) | Work::Free(_) => {}
             Work::Copy { destination, source, bytes } => backing.copy(destination.address(), source.address(), *bytes),
             Work::Fill { address, value, bytes } => backing.fill(address.address(), *value, *bytes),
             Work::Kernel(call) => call.run(backing),

@@ -1,14 +1,18 @@
 //! Plain memory.
 
-use crate::entry::{Answer, Out, exports};
+use crate::entry::{Answer, Out, exports, put};
 use crate::state::Fake;
-use std::ffi::c_uint;
-use vrampool::driver::{Driver, MemoryKind};
+use std::ffi::{c_int, c_uint};
+use vrampool::driver::{Driver, MemoryKind, StreamHandle};
 use vrampool::error::CuResult;
 use vrampool::units::DevicePtr;
 
 const ATTACH_GLOBAL: c_uint = 1;
 const ATTACH_HOST: c_uint = 2;
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: c_int = 4;
+/// Where the values of devices' default pools begin.
+const FIRST_POOL: u64 = 0x5a00_0000_1000;
 
 fn allocate(fake: &Fake, address: Out<'_, u64>, kind: MemoryKind, bytes: usize) -> Answer {
     let device = fake.current()?;
@@ -63,5 +67,34 @@ exports! {
             return Err(CuResult::ERROR_INVALID_VALUE);
         }
         allocate(fake, address, MemoryKind::Managed, bytes)
+    }
+
+    #[cfg_attr(not(feature = "reduced"), unsafe(no_mangle))]
+    11020 init cuMemAllocAsync(address: Out<'_, u64>, bytes: usize, stream: u64) |fake| {
+        let stream = StreamHandle(stream);
+        let device = fake.device_of_stream(stream)?;
+        let address = address.ok_or(CuResult::ERROR_INVALID_VALUE)?;
+        address.write(fake.sim.mem_alloc_async(device, bytes as u64, stream)?.address());
+        Ok(())
+    }
+
+    #[cfg_attr(not(feature = "reduced"), unsafe(no_mangle))]
+    11020 init cuMemFreeAsync(address: u64, stream: u64) |fake| {
+        let stream = StreamHandle(stream);
+        fake.sim.mem_free_async(fake.device_of_stream(stream)?, DevicePtr::new(address), stream)
+    }
+
+    #[cfg_attr(not(feature = "reduced"), unsafe(no_mangle))]
+    11020 init cuDeviceGetDefaultMemPool(pool: Out<'_, u64>, device: c_int) |fake| {
+        let device = fake.device(device)?;
+        fake.sim.mem_pool_threshold(device, 0)?;
+        put(pool, FIRST_POOL + u64::from(device.0))
+    }
+
+    #[cfg_attr(not(feature = "reduced"), unsafe(no_mangle))]
+    11020 init cuMemPoolSetAttribute(pool: u64, attribute: c_int, value: Option<&u64>) |fake| {
+        let device = pool.checked_sub(FIRST_POOL).and_then(|index| fake.device(i32::try_from(index).ok()?).ok());
+        let value = value.filter(|_| attribute == RELEASE_THRESHOLD).ok_or(CuResult::ERROR_INVALID_VALUE)?;
+        fake.sim.mem_pool_threshold(device.ok_or(CuResult::ERROR_INVALID_VALUE)?, *value)
     }
 }

@@ -18,6 +18,7 @@
 //! | `pinned` | 1TiB | the pinned and managed memory that there is |
 //! | `backed` | 1 | whether bytes are there |
 //! | `stub` | 0 | every call returns 34, as the toolkit's stub does |
+//! | `spoil` | none | the launch of the kernel `fill` (0: the first) whose first word comes out wrong |
 //! | `hide` | none | functions that `cuGetProcAddress` does not find, with `+` between them |
 
 use vrampool::driver::HandleTypes;
@@ -30,6 +31,7 @@ pub(crate) struct Profile {
     /// Bytes that `cuMemGetInfo` calls free though this process may not take them.
     pub(crate) withheld_bytes: u64,
     pub(crate) stub: bool,
+    pub(crate) spoiled_fill: Option<u32>,
     pub(crate) hidden: Vec<String>,
 }
 
@@ -56,6 +58,7 @@ impl Profile {
         let mut sim = SimConfig::default();
         sim.backed = true;
         let mut stub = false;
+        let mut spoiled_fill = None;
         let mut hidden = Vec::new();
         let mut keys = Keys {
             name: "Fake H200".into(),
@@ -99,12 +102,13 @@ impl Profile {
                 "pinned" => sim.host_bytes = parse_bytes(value)?,
                 "backed" => sim.backed = flag()?,
                 "stub" => stub = flag()?,
+                "spoil" => spoiled_fill = Some(number()?),
                 "hide" => hidden.extend(value.split('+').map(str::to_owned)),
                 _ => return Err(format!("there is no key {key:?}")),
             }
         }
         let withheld_bytes = keys.mps.map_or(0, |limit| keys.memory.saturating_sub(limit));
-        Ok(Self { sim: keys.machine(sim).other_process(withheld_bytes), withheld_bytes, stub, hidden })
+        Ok(Self { sim: keys.machine(sim).other_process(withheld_bytes), withheld_bytes, stub, spoiled_fill, hidden })
     }
 }
 

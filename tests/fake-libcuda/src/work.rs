@@ -1,10 +1,13 @@
 //! Copies, fills, modules and kernels.
 
-use crate::entry::{Out, exports};
+use crate::entry::{Answer, Out, exports};
+use crate::state::Fake;
 use std::ffi::{CStr, c_char, c_uchar, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+use vrampool::driver::kernels::pattern;
 use vrampool::driver::{Driver, FunctionHandle, KernelArgument, LaunchConfig, ModuleHandle, StreamHandle};
 use vrampool::error::CuResult;
-use vrampool::units::DevicePtr;
+use vrampool::units::{DeviceId, DevicePtr};
 
 /// What a parameter of a kernel is.
 #[derive(Clone, Copy)]
@@ -24,6 +27,15 @@ fn parameters(kernel: &str) -> &'static [Parameter] {
         "spin" => &[U64],
         _ => &[],
     }
+}
+
+/// Has the fill that the profile names come out wrong in its first byte.
+fn spoil(fake: &Fake, device: DeviceId, to: DevicePtr, seed: u32, stream: StreamHandle) -> Answer {
+    static FILLS: AtomicU32 = AtomicU32::new(0);
+    if fake.profile.spoiled_fill != Some(FILLS.fetch_add(1, Ordering::SeqCst)) {
+        return Ok(());
+    }
+    fake.sim.memset_d8_async(device, to, !pattern(seed, 0).to_le_bytes()[0], 1, stream)
 }
 
 exports! {
@@ -132,6 +144,10 @@ exports! {
             });
         }
         let config = LaunchConfig { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
-        fake.sim.launch_kernel(device, FunctionHandle(function), config, stream, &decoded)
+        fake.sim.launch_kernel(device, FunctionHandle(function), config, stream, &decoded)?;
+        match decoded[..] {
+            [KernelArgument::Pointer(to), _, KernelArgument::U32(seed)] if kernel == "fill" => spoil(fake, device, to, seed, stream),
+            _ => Ok(()),
+        }
     }
 }

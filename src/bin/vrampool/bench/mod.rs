@@ -12,8 +12,8 @@ use crate::{Failure, output};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;
-use subject::{Host, Plain, Refusal, Subject};
-use vrampool::driver::MemoryKind;
+use subject::{Host, Ordered, Plain, Refusal, Subject};
+use vrampool::driver::{DeviceProperties, MemoryKind};
 use vrampool::units::{KIB, MIB};
 use vrampool::{Pool, PoolBuilder};
 use work::Figures;
@@ -24,16 +24,24 @@ const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Allocator {
     Driver,
+    /// The driver's own stream-ordered allocator.
+    DriverAsync,
     Pool,
     Host,
 }
 
 impl Allocator {
-    const ALL: [Self; 3] = [Self::Driver, Self::Pool, Self::Host];
+    /// Those that serve memory of a kind on a device.
+    fn of(kind: MemoryKind, properties: &DeviceProperties) -> Vec<Self> {
+        let all = [Self::Driver, Self::DriverAsync, Self::Pool, Self::Host];
+        let is_there = |allocator: &Self| *allocator != Self::DriverAsync || (kind == MemoryKind::Device && properties.memory_pools);
+        all.into_iter().filter(is_there).collect()
+    }
 
     const fn name(self) -> &'static str {
         match self {
             Self::Driver => "driver",
+            Self::DriverAsync => "driver_async",
             Self::Pool => "vrampool",
             Self::Host => "mimalloc",
         }
@@ -90,10 +98,11 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     // What no pool can be made of is found before anything is timed.
     let kind = builder.clone().build()?.kind();
 
-    let bar = progress_bar(works.len() * Allocator::ALL.len());
-    let mut rows = Vec::with_capacity(works.len() * Allocator::ALL.len());
+    let allocators = Allocator::of(kind, &selected.device.properties()?);
+    let bar = progress_bar(works.len() * allocators.len());
+    let mut rows = Vec::with_capacity(works.len() * allocators.len());
     for work in works {
-        for allocator in Allocator::ALL {
+        for &allocator in &allocators {
             bar.set_message(format!("{} of {}", work.name(), allocator.name()));
             rows.push(Row { allocator, work, outcome: measure(allocator, work, &selected, kind, &builder)? });
             bar.inc(1);
@@ -124,6 +133,7 @@ fn measure(
 ) -> Result<Result<Figures, String>, Failure> {
     let outcome = match allocator {
         Allocator::Driver => done(&Plain { device: &selected.device, kind }, work),
+        Allocator::DriverAsync => done(&Ordered::new(&selected.device)?, work),
         Allocator::Pool => done(&builder.clone().build()?, work),
         Allocator::Host => done(&Host, work),
     };

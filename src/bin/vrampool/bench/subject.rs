@@ -3,7 +3,7 @@
 use crate::Failure;
 use mimalloc::MiMalloc;
 use std::alloc::{GlobalAlloc, Layout};
-use vrampool::driver::MemoryKind;
+use vrampool::driver::{DriverResult, MemoryKind, StreamFlags, StreamHandle};
 use vrampool::error::CuResult;
 use vrampool::units::{Bytes, DevicePtr, MIN_ALIGNMENT};
 use vrampool::{Device, Pool};
@@ -37,23 +37,70 @@ pub(crate) struct Plain<'a> {
 
 impl Subject for Plain<'_> {
     fn allocate(&self, size: u64) -> Result<u64, Refusal> {
-        match self.device.driver().mem_alloc(self.device.id(), self.kind, size) {
-            Ok(address) => Ok(address.address()),
-            Err(code) if code == CuResult::ERROR_OUT_OF_MEMORY => {
-                Err(Refusal::Memory(format!("the driver has no {} more ({code})", Bytes(size))))
-            }
-            Err(code) => Err(Refusal::Failed(Failure::Work(format!("the driver's allocation of {} failed with {code}", Bytes(size))))),
-        }
+        driver_allocated(self.device.driver().mem_alloc(self.device.id(), self.kind, size), size)
     }
 
     fn free(&self, address: u64, size: u64) -> Result<(), Failure> {
-        let freed = self.device.driver().mem_free(self.device.id(), self.kind, DevicePtr::new(address));
-        freed.map_err(|code| Failure::Work(format!("the driver's free of {} failed with {code}", Bytes(size))))
+        driver_freed(self.device.driver().mem_free(self.device.id(), self.kind, DevicePtr::new(address)), size)
     }
 
     fn modelled_ns(&self) -> Option<u64> {
         self.device.driver().modelled_ns()
     }
+}
+
+/// The driver's own stream-ordered allocator, on a stream. It keeps what is freed, as those who use it have it do; by
+/// default the driver gives memory back whenever anything is synchronised.
+pub(crate) struct Ordered<'a> {
+    device: &'a Device,
+    stream: StreamHandle,
+}
+
+impl<'a> Ordered<'a> {
+    pub(crate) fn new(device: &'a Device) -> Result<Self, Failure> {
+        let driver = device.driver();
+        let failed = |code| Failure::Work(format!("the driver's stream-ordered allocator failed with {code}"));
+        driver.mem_pool_threshold(device.id(), u64::MAX).map_err(failed)?;
+        Ok(Self { device, stream: driver.stream_create(device.id(), StreamFlags::NonBlocking).map_err(failed)? })
+    }
+}
+
+impl Subject for Ordered<'_> {
+    fn allocate(&self, size: u64) -> Result<u64, Refusal> {
+        driver_allocated(self.device.driver().mem_alloc_async(self.device.id(), size, self.stream), size)
+    }
+
+    fn free(&self, address: u64, size: u64) -> Result<(), Failure> {
+        driver_freed(self.device.driver().mem_free_async(self.device.id(), DevicePtr::new(address), self.stream), size)
+    }
+
+    fn modelled_ns(&self) -> Option<u64> {
+        self.device.driver().modelled_ns()
+    }
+}
+
+impl Drop for Ordered<'_> {
+    fn drop(&mut self) {
+        let driver = self.device.driver();
+        // What was kept goes back. A failure shows in the rows that come next.
+        _ = driver.mem_pool_threshold(self.device.id(), 0);
+        _ = driver.stream_synchronize(self.device.id(), self.stream);
+        _ = driver.stream_destroy(self.stream);
+    }
+}
+
+fn driver_allocated(result: DriverResult<DevicePtr>, size: u64) -> Result<u64, Refusal> {
+    match result {
+        Ok(address) => Ok(address.address()),
+        Err(code) if code == CuResult::ERROR_OUT_OF_MEMORY => {
+            Err(Refusal::Memory(format!("the driver has no {} more ({code})", Bytes(size))))
+        }
+        Err(code) => Err(Refusal::Failed(Failure::Work(format!("the driver's allocation of {} failed with {code}", Bytes(size))))),
+    }
+}
+
+fn driver_freed(result: DriverResult<()>, size: u64) -> Result<(), Failure> {
+    result.map_err(|code| Failure::Work(format!("the driver's free of {} failed with {code}", Bytes(size))))
 }
 
 impl Subject for Pool {
