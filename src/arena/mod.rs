@@ -23,6 +23,7 @@
 //!   first driver call that could take them.
 //! - A3 Regions neither overlap nor touch in the index space. No address leads to a region that is being given back:
 //!   the driver may hand its addresses out again before the work is settled.
+//! - A4 Every page of a handle in the table names it, and no other page does.
 //!
 //! # Concurrency
 //! `Arena` is guarded by its owner's lock. [`Work`] belongs to one thread and holds no lock.
@@ -36,7 +37,8 @@ mod work;
 
 pub(crate) use regions::Region;
 pub(crate) use table::Table;
-pub(crate) use work::{Failure, Piece, Stage, Work};
+pub(crate) use work::{Failure, Work};
+use work::{Elsewhere, Piece, Place, Stage};
 
 use crate::driver::{Driver, MemoryKind, PhysicalHandle};
 use crate::sync::Arc;
@@ -65,6 +67,18 @@ impl Pages {
         self.first + self.count
     }
 }
+
+/// What is to be mapped in a hole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// A new handle.
+    New(Pages),
+    /// A handle that lies elsewhere, none of whose memory is in use; its first page is to be `first`.
+    Moved { handle: u32, first: u32 },
+}
+
+/// At a page without a handle.
+const NO_HANDLE: u32 = u32::MAX;
 
 /// Where an arena's memory comes from.
 #[derive(Clone, Debug)]
@@ -103,6 +117,8 @@ pub(crate) struct Arena {
     /// A bit a page: set where the page is not an unmapped page of a region.
     busy: BitVec<u64, Lsb0>,
     handles: Table<Handle>,
+    /// The handle at each page, or [`NO_HANDLE`].
+    owners: Vec<u32>,
     /// What the driver would not take back. Tried again at every release.
     stuck: Vec<Piece>,
     held_bytes: u64,
@@ -121,6 +137,7 @@ impl Arena {
             regions: Regions::default(),
             busy: BitVec::new(),
             handles: Table::default(),
+            owners: Vec::new(),
             stuck: Vec::new(),
             held_bytes: 0,
             moving_bytes: 0,
@@ -255,31 +272,61 @@ impl Arena {
 
     // ---- work ----
 
-    fn charge(&mut self, pieces: &[Piece]) {
-        let bytes: u64 = pieces.iter().map(|piece| piece.bytes).sum();
-        self.moving_bytes += bytes;
-        self.held_bytes += bytes;
+    /// Begins to map holes: `parts`, which neither overlap nor leave a hole. Their pages are taken, the bytes of new handles
+    /// charged; a handle that is to be moved leaves the table.
+    pub(crate) fn begin_map(&mut self, parts: &[Part]) -> Work {
+        let mut pieces = Vec::with_capacity(parts.len());
+        for &part in parts {
+            let pages = match part {
+                Part::New(pages) => pages,
+                Part::Moved { handle, first } => {
+                    Pages { first, count: self.handles.get(handle).expect("a handle that is moved is in the table").pages.count }
+                }
+            };
+            debug_assert!(self.hole_from(pages.first).count >= pages.count, "{pages:?} is not a hole");
+            let place = self.place_of(pages);
+            self.mark(pages, true);
+            match part {
+                Part::New(_) => {
+                    let bytes = u64::from(pages.count) * self.page_bytes();
+                    pieces.push(Piece { place, elsewhere: Elsewhere::Nowhere, bytes, stage: Stage::Planned });
+                    self.held_bytes += bytes;
+                }
+                Part::Moved { handle, .. } => pieces.extend(self.take_handle(handle, Elsewhere::Target(place))),
+            }
+        }
+        self.moving_bytes += pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        Work::new(Arc::clone(&self.site), pieces)
     }
 
-    /// Begins to map holes: each is cut into handles of a power of two pages, at most `handle_pages`. The pages are
-    /// taken and the bytes charged.
-    pub(crate) fn begin_map(&mut self, holes: &[Pages], handle_pages: u32) -> Work {
-        let mut pieces = Vec::new();
-        for &hole in holes {
-            debug_assert!(self.hole_from(hole.first).count >= hole.count, "{hole:?} is not a hole");
-            let mut at = hole.first;
-            while at < hole.end() {
-                let left = hole.end() - at;
-                let count = handle_pages.min(1 << left.ilog2());
-                let pages = Pages { first: at, count };
-                let address = self.address_of(at * self.page_grains());
-                pieces.push(Piece { pages, address, bytes: u64::from(count) * self.page_bytes(), stage: Stage::Planned });
-                at += count;
-            }
-            self.mark(hole, true);
+    fn place_of(&self, pages: Pages) -> Place {
+        Place { pages, address: self.address_of(pages.first * self.page_grains()) }
+    }
+
+    /// Takes a handle out of the table, as a piece of work.
+    fn take_handle(&mut self, index: u32, elsewhere: Elsewhere) -> Option<Piece> {
+        let handle = self.handles.remove(index)?;
+        self.owners[handle.pages.first as usize..handle.pages.end() as usize].fill(NO_HANDLE);
+        let stage = match handle.backing {
+            Backing::Mapped(physical) => Stage::Accessible(physical),
+            Backing::Plain(base) => Stage::Allocated(base),
+        };
+        Some(Piece { place: self.place_of(handle.pages), elsewhere, bytes: handle.bytes, stage })
+    }
+
+    fn insert_handle(&mut self, handle: Handle) {
+        let index = self.handles.insert(handle);
+        let end = handle.pages.end() as usize;
+        if self.owners.len() < end {
+            self.owners.resize(end, NO_HANDLE);
         }
-        self.charge(&pieces);
-        Work::new(Arc::clone(&self.site), pieces)
+        self.owners[handle.pages.first as usize..end].fill(index);
+    }
+
+    /// The handle that is mapped at a page, and its index.
+    pub(crate) fn handle_at(&self, page: u32) -> Option<(u32, &Handle)> {
+        let index = *self.owners.get(page as usize)?;
+        Some((index, self.handles.get(index)?))
     }
 
     /// What a plain allocation for `pages` pages takes from the driver, in bytes.
@@ -290,8 +337,10 @@ impl Arena {
     /// Begins a plain allocation. Its bytes are charged; its pages are known when it is settled.
     pub(crate) fn begin_plain(&mut self, pages: u32) -> Work {
         let pages_wanted = Pages { first: 0, count: pages };
-        let piece = Piece { pages: pages_wanted, address: DevicePtr::NULL, bytes: self.plain_bytes(pages), stage: Stage::PlannedPlain };
-        self.charge(std::slice::from_ref(&piece));
+        let place = Place { pages: pages_wanted, address: DevicePtr::NULL };
+        let piece = Piece { place, elsewhere: Elsewhere::Nowhere, bytes: self.plain_bytes(pages), stage: Stage::PlannedPlain };
+        self.held_bytes += piece.bytes;
+        self.moving_bytes += piece.bytes;
         Work::new(Arc::clone(&self.site), vec![piece])
     }
 
@@ -299,16 +348,11 @@ impl Arena {
     pub(crate) fn begin_release(&mut self, handles: &[u32]) -> Work {
         let mut pieces = std::mem::take(&mut self.stuck);
         for &index in handles {
-            let Some(handle) = self.handles.remove(index) else { continue };
-            let address = self.address_of(handle.pages.first * self.page_grains());
-            let stage = match handle.backing {
-                Backing::Mapped(physical) => Stage::Accessible(physical),
-                Backing::Plain(base) => {
-                    self.regions.hide(handle.pages.first);
-                    Stage::Allocated(base)
-                }
-            };
-            pieces.push(Piece { pages: handle.pages, address, bytes: handle.bytes, stage });
+            let Some(piece) = self.take_handle(index, Elsewhere::Nowhere) else { continue };
+            if let Stage::Allocated(_) = piece.stage {
+                self.regions.hide(piece.place.pages.first);
+            }
+            pieces.push(piece);
         }
         self.moving_bytes += pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         Work::new(Arc::clone(&self.site), pieces)
@@ -323,32 +367,35 @@ impl Arena {
         let mut mapped = Vec::new();
         for mut piece in work.take_pieces() {
             self.moving_bytes -= piece.bytes;
+            if let Elsewhere::Target(other) | Elsewhere::Origin(other) = std::mem::replace(&mut piece.elsewhere, Elsewhere::Nowhere) {
+                self.mark(other.pages, false);
+            }
             match piece.stage {
                 Stage::Planned => {
-                    self.mark(piece.pages, false);
+                    self.mark(piece.place.pages, false);
                     self.held_bytes -= piece.bytes;
                 }
                 Stage::PlannedPlain => self.held_bytes -= piece.bytes,
                 // The pages can be mapped again, and are this piece's no more; the memory is not gone yet.
                 Stage::Created(_) => {
-                    self.mark(piece.pages, false);
-                    piece.pages.count = 0;
+                    self.mark(piece.place.pages, false);
+                    piece.place.pages.count = 0;
                     self.stuck.push(piece);
                 }
                 Stage::Mapped(_) => self.stuck.push(piece),
                 Stage::Accessible(physical) => {
-                    mapped.push(piece.pages);
-                    self.handles.insert(Handle { pages: piece.pages, bytes: piece.bytes, backing: Backing::Mapped(physical) });
+                    mapped.push(piece.place.pages);
+                    self.insert_handle(Handle { pages: piece.place.pages, bytes: piece.bytes, backing: Backing::Mapped(physical) });
                 }
                 Stage::Allocated(base) => match self.place_plain(&mut piece, base) {
                     Some(pages) => {
                         mapped.push(pages);
-                        self.handles.insert(Handle { pages, bytes: piece.bytes, backing: Backing::Plain(base) });
+                        self.insert_handle(Handle { pages, bytes: piece.bytes, backing: Backing::Plain(base) });
                     }
                     None => self.stuck.push(piece),
                 },
                 Stage::Freed => {
-                    self.regions.remove(piece.pages.first);
+                    self.regions.remove(piece.place.pages.first);
                     self.held_bytes -= piece.bytes;
                 }
             }
@@ -359,20 +406,20 @@ impl Arena {
     /// Gives a plain allocation its pages: those it has already, or new ones. `None` where its address, brought up to a
     /// multiple of a grain, leaves too little; the next plain allocation is then asked for with padding.
     fn place_plain(&mut self, piece: &mut Piece, base: DevicePtr) -> Option<Pages> {
-        if !piece.address.is_null() {
-            self.regions.show(piece.pages.first);
-            return Some(piece.pages);
+        if !piece.place.address.is_null() {
+            self.regions.show(piece.place.pages.first);
+            return Some(piece.place.pages);
         }
         let lost = base.address().next_multiple_of(GRAIN_BYTES) - base.address();
-        if lost + u64::from(piece.pages.count) * self.page_bytes() > piece.bytes {
+        if lost + u64::from(piece.place.pages.count) * self.page_bytes() > piece.bytes {
             self.plain_padding = GRAIN_BYTES;
             return None;
         }
-        piece.pages = self.regions.vacant(piece.pages.count, self.page_grains())?;
-        piece.address = base.offset(lost);
-        self.regions.insert(Region { base: piece.address, pages: piece.pages, reserved_bytes: None });
-        self.mark(piece.pages, true);
-        Some(piece.pages)
+        piece.place.pages = self.regions.vacant(piece.place.pages.count, self.page_grains())?;
+        piece.place.address = base.offset(lost);
+        self.regions.insert(Region { base: piece.place.address, pages: piece.place.pages, reserved_bytes: None });
+        self.mark(piece.place.pages, true);
+        Some(piece.place.pages)
     }
 
     /// Gives everything back to the driver: all handles, stuck pieces and addresses. What fails, by an error or a panic
@@ -394,7 +441,7 @@ impl Arena {
         self.regions = Regions::default();
     }
 
-    /// Checks A1 to A3 at a moment when no work is under way.
+    /// Checks A1 to A4 at a moment when no work is under way.
     ///
     /// # Errors
     /// The first violation found.
@@ -405,7 +452,7 @@ impl Arena {
             expected[region.pages.first as usize..region.pages.end() as usize].fill(false);
         }
         let mut held = self.moving_bytes;
-        let stuck = self.stuck.iter().filter(|piece| matches!(piece.stage, Stage::Mapped(_))).map(|piece| piece.pages);
+        let stuck = self.stuck.iter().filter(|piece| matches!(piece.stage, Stage::Mapped(_))).map(|piece| piece.place.pages);
         let plain = |handle: &Handle| matches!(handle.backing, Backing::Plain(_));
         for pages in self.handles.iter().filter(|(_, handle)| !plain(handle)).map(|(_, handle)| handle.pages).chain(stuck) {
             let bits = &mut expected[pages.first as usize..pages.end() as usize];
@@ -413,6 +460,16 @@ impl Arena {
                 return Err(format!("A1: {pages:?} is mapped twice, or outside a reservation"));
             }
             bits.fill(true);
+        }
+        for (index, handle) in self.handles.iter() {
+            if (handle.pages.first..handle.pages.end()).any(|page| self.owners[page as usize] != index) {
+                return Err(format!("A4: handle {index} is not found at each of its pages"));
+            }
+        }
+        if self.owners.iter().filter(|&&owner| owner != NO_HANDLE).count() as u64
+            != self.handles.iter().map(|(_, handle)| u64::from(handle.pages.count)).sum::<u64>()
+        {
+            return Err("A4: a page names a handle that is not there".into());
         }
         held += self.handles.iter().map(|(_, handle)| handle.bytes).sum::<u64>();
         held += self.stuck.iter().map(|piece| piece.bytes).sum::<u64>();

@@ -25,12 +25,31 @@ pub(crate) enum Stage {
     Freed,
 }
 
-/// One physical handle, or one plain allocation, on its way up or down.
+/// Pages, and the address of the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) pages: Pages,
+    /// Null for a plain allocation that has no place yet.
+    pub(crate) address: DevicePtr,
+}
+
+/// The other place of a piece that is moved. Its pages are taken for the piece, and nothing is mapped there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Elsewhere {
+    /// The piece is not moved.
+    Nowhere,
+    /// It is to go there.
+    Target(Place),
+    /// It came from there.
+    Origin(Place),
+}
+
+/// One physical handle, or one plain allocation, on its way up or down, or from one place to another.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
-    pub(crate) pages: Pages,
-    /// Where its first page lies; null for a plain allocation that has no place yet.
-    pub(crate) address: DevicePtr,
+    /// Where it is, or will be as soon as it is mapped.
+    pub(crate) place: Place,
+    pub(crate) elsewhere: Elsewhere,
     pub(crate) bytes: u64,
     pub(crate) stage: Stage,
 }
@@ -66,7 +85,8 @@ fn step_down(call: Call, result: DriverResult<()>) -> Result<(), Failure> {
 
 impl Work {
     pub(super) fn new(site: Arc<Site>, pieces: Vec<Piece>) -> Self {
-        let gives_back = !pieces.iter().any(|piece| matches!(piece.stage, Stage::Planned | Stage::PlannedPlain));
+        let stays = |piece: &Piece| piece.elsewhere != Elsewhere::Nowhere || matches!(piece.stage, Stage::Planned | Stage::PlannedPlain);
+        let gives_back = !pieces.iter().any(stays);
         Self { site, pieces, gives_back }
     }
 
@@ -84,13 +104,19 @@ impl Work {
         self.pieces.iter().map(|piece| piece.bytes).sum()
     }
 
+    /// Bytes in the pieces that are moved.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        self.pieces.iter().filter(|piece| piece.elsewhere != Elsewhere::Nowhere).map(|piece| piece.bytes).sum()
+    }
+
     /// How many handles or allocations the work is made of.
     pub(crate) fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Brings every piece into use: all handles are created before the first is mapped, so that a lack of memory shows
-    /// early. A failure takes back what was done; a piece that the driver will not take back stays where it is.
+    /// Brings every piece into use, where it is to be. All handles are created before the first is moved or mapped, so that
+    /// a lack of memory shows early and leaves everything where it was. A failure takes back what was done, and puts back
+    /// what was moved; a piece that the driver will not take back stays where it is.
     ///
     /// # Errors
     /// The first failure.
@@ -117,47 +143,96 @@ impl Work {
                 _ => {}
             }
         }
-        let access = [AccessDescriptor { device: *device, flags: AccessFlags::ReadWrite }];
-        for piece in &mut self.pieces {
-            if let Stage::Created(physical) = piece.stage {
-                step(Call::MemMap, driver.mem_map(piece.address, piece.bytes, 0, physical))?;
-                piece.stage = Stage::Mapped(physical);
-                step(Call::MemSetAccess, driver.mem_set_access(piece.address, piece.bytes, &access))?;
-                piece.stage = Stage::Accessible(physical);
+        if self.pieces.iter().any(|piece| matches!(piece.elsewhere, Elsewhere::Target(_))) {
+            self.prove_idle()?;
+            for piece in &mut self.pieces {
+                piece.depart(&self.site)?;
             }
+        }
+        for piece in &mut self.pieces {
+            piece.map(&self.site)?;
         }
         Ok(())
     }
 
-    /// Gives every piece back, last first. A piece that the driver will not take back stays where it is; the others
-    /// go on.
+    /// Waits until no work that is queued on the device can touch the pages that are about to be unmapped: once for all.
+    fn prove_idle(&self) -> Result<(), Failure> {
+        step(Call::ContextSynchronize, self.site.driver.context_synchronize(self.site.device))
+    }
+
+    /// Gives every piece back, last first; one that was moved goes back to where it came from. A piece that the driver will
+    /// not take back stays where it is; the others go on.
     ///
     /// # Errors
     /// The first failure.
     pub(crate) fn release(&mut self) -> Result<(), Failure> {
         let mut outcome = Ok(());
         for piece in self.pieces.iter_mut().rev() {
-            outcome = outcome.and(piece.release(&self.site));
+            outcome = outcome.and(match piece.elsewhere {
+                Elsewhere::Nowhere => piece.release(&self.site),
+                Elsewhere::Target(_) => Ok(()),
+                Elsewhere::Origin(origin) => piece.return_to(origin, &self.site),
+            });
         }
         outcome
     }
 }
 
 impl Piece {
+    /// Leaves its place, if it is to go elsewhere.
+    fn depart(&mut self, site: &Site) -> Result<(), Failure> {
+        if let (Elsewhere::Target(target), Stage::Accessible(physical)) = (self.elsewhere, self.stage) {
+            step(Call::MemUnmap, site.driver.mem_unmap(self.place.address, self.bytes))?;
+            self.stage = Stage::Created(physical);
+            self.elsewhere = Elsewhere::Origin(std::mem::replace(&mut self.place, target));
+        }
+        Ok(())
+    }
+
+    /// Maps a handle that is made and sets access.
+    fn map(&mut self, site: &Site) -> Result<(), Failure> {
+        if let Stage::Created(physical) = self.stage {
+            step(Call::MemMap, site.driver.mem_map(self.place.address, self.bytes, 0, physical))?;
+            self.stage = Stage::Mapped(physical);
+            let access = [AccessDescriptor { device: site.device, flags: AccessFlags::ReadWrite }];
+            step(Call::MemSetAccess, site.driver.mem_set_access(self.place.address, self.bytes, &access))?;
+            self.stage = Stage::Accessible(physical);
+        }
+        Ok(())
+    }
+
+    /// Goes back to where it came from. What cannot be mapped there is given back to the driver.
+    fn return_to(&mut self, origin: Place, site: &Site) -> Result<(), Failure> {
+        self.unmap(site)?;
+        self.elsewhere = Elsewhere::Target(std::mem::replace(&mut self.place, origin));
+        if cfg!(vrampool_fault = "move_not_unwound") {
+            return Ok(());
+        }
+        self.map(site).or_else(|failure| {
+            let _ = self.release(site);
+            Err(failure)
+        })
+    }
+
+    fn unmap(&mut self, site: &Site) -> Result<(), Failure> {
+        if let Stage::Mapped(physical) | Stage::Accessible(physical) = self.stage {
+            step_down(Call::MemUnmap, site.driver.mem_unmap(self.place.address, self.bytes))?;
+            self.stage = Stage::Created(physical);
+        }
+        Ok(())
+    }
+
     /// Steps down as far as the driver goes along.
     fn release(&mut self, site: &Site) -> Result<(), Failure> {
         let driver = &site.driver;
-        if let Stage::Mapped(physical) | Stage::Accessible(physical) = self.stage {
-            step_down(Call::MemUnmap, driver.mem_unmap(self.address, self.bytes))?;
-            self.stage = Stage::Created(physical);
-        }
+        self.unmap(site)?;
         if let Stage::Created(physical) = self.stage {
             step_down(Call::MemRelease, driver.mem_release(physical))?;
             self.stage = Stage::Planned;
         }
         if let Stage::Allocated(base) = self.stage {
             step_down(Call::frees(site.kind), driver.mem_free(site.device, site.kind, base))?;
-            self.stage = if self.address.is_null() { Stage::PlannedPlain } else { Stage::Freed };
+            self.stage = if self.place.address.is_null() { Stage::PlannedPlain } else { Stage::Freed };
         }
         Ok(())
     }

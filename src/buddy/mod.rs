@@ -19,14 +19,17 @@
 
 pub mod classic;
 mod directory;
+mod fill;
 mod place;
 pub mod tree;
 
 pub(crate) use directory::{Directory, Owner};
-pub(crate) use place::{Shape, Window};
+pub(crate) use fill::{Filling, Idle, fill};
+pub(crate) use place::{Search, Shape, Window};
 
-use crate::arena::{Arena, GRAIN_BYTES, Handle, Pages, Site, Work};
+use crate::arena::{Arena, GRAIN_BYTES, Pages, Part, Site, Work};
 use crate::sync::Arc;
+use std::cmp::Reverse;
 use std::fmt;
 use tree::RunTree;
 
@@ -71,11 +74,13 @@ pub(crate) struct Buddy {
     pub(crate) arena: Arena,
     tree: RunTree,
     pub(crate) directory: Directory,
+    /// Grains that the layers above have.
+    taken: u64,
 }
 
 impl Buddy {
     pub(crate) fn new(site: Arc<Site>) -> Self {
-        Self { arena: Arena::new(site), tree: RunTree::new(), directory: Directory::default() }
+        Self { arena: Arena::new(site), tree: RunTree::new(), directory: Directory::default(), taken: 0 }
     }
 
     /// Bytes mapped and free.
@@ -88,9 +93,12 @@ impl Buddy {
         u64::from(self.tree.longest()) * GRAIN_BYTES
     }
 
-    /// Takes a free run of this shape: the lowest that fits. No driver call could give one sooner.
-    pub(crate) fn take(&mut self, shape: Shape) -> Option<Run> {
-        let start = if shape.alignment <= GRAIN_BYTES {
+    /// Takes a free run of this shape: the lowest that fits, or, where memory is `scarce`, the lowest of those that break the
+    /// fewest whole free pages, which could be moved. No driver call could give one sooner.
+    pub(crate) fn take(&mut self, shape: Shape, scarce: bool) -> Option<Run> {
+        let start = if scarce {
+            self.thriftiest_fit(shape)?
+        } else if shape.alignment <= GRAIN_BYTES {
             self.tree.first_fit(shape.grains)?
         } else {
             let mut aligned = None;
@@ -103,12 +111,44 @@ impl Buddy {
         };
         let run = Run { start, len: shape.grains };
         self.tree.remove(run);
+        self.taken += u64::from(run.len);
         Some(run)
+    }
+
+    /// Where a free run of this shape begins that breaks the fewest whole free pages: the lowest of these.
+    fn thriftiest_fit(&self, shape: Shape) -> Option<u32> {
+        let mut best: Option<(u32, u32)> = None;
+        self.tree.visit(shape.grains, |run| {
+            for start in place::ends(&self.arena, run, shape).into_iter().flatten() {
+                if run.start <= start && start <= run.end() - shape.grains {
+                    let broken = self.whole_pages(run)
+                        - self.whole_pages(Run { start: run.start, len: start - run.start })
+                        - self.whole_pages(Run { start: start + shape.grains, len: run.end() - start - shape.grains });
+                    if best.is_none_or(|(least, _)| broken < least) {
+                        best = Some((broken, start));
+                    }
+                }
+            }
+            best.is_none_or(|(least, _)| least > 0)
+        });
+        best.map(|(_, start)| start)
+    }
+
+    /// How many whole pages lie in a run.
+    fn whole_pages(&self, run: Run) -> u32 {
+        let page_grains = self.arena.page_grains();
+        (run.end() / page_grains).saturating_sub(run.start.div_ceil(page_grains))
     }
 
     /// Makes a taken run free.
     pub(crate) fn give(&mut self, run: Run) {
         self.tree.insert(run);
+        self.taken -= u64::from(run.len);
+    }
+
+    /// Grains that the layers above have.
+    pub(crate) fn taken_grains(&self) -> u64 {
+        self.taken
     }
 
     /// Whether a grain is on a mapped page and taken.
@@ -118,8 +158,8 @@ impl Buddy {
     }
 
     /// Where pages could be mapped for a request, best first.
-    pub(crate) fn windows(&self, shape: Shape, exhaustive: bool) -> Vec<Window> {
-        place::windows(&self.arena, &self.tree, shape, exhaustive)
+    pub(crate) fn windows(&self, shape: Shape, search: Search) -> Vec<Window> {
+        place::windows(&self.arena, &self.tree, shape, search)
     }
 
     /// Whether a hole has at least this many pages.
@@ -132,34 +172,45 @@ impl Buddy {
         found
     }
 
-    /// Takes a window's free parts out of the tree and begins to map what is missing under it, and `extra` pages
-    /// behind it where they are a hole.
-    pub(crate) fn begin_map(&mut self, window: &Window, extra: u32, handle_pages: u32) -> (Work, Vec<Run>) {
-        let mut parts = Vec::new();
+    /// Takes a window's free parts out of the tree, and idle handles that are to be moved, and begins to map `parts` under
+    /// it. Returns the window's free parts as well.
+    pub(crate) fn begin_map(&mut self, window: &Window, parts: &[Part]) -> (Work, Vec<Run>) {
+        let page_grains = self.arena.page_grains();
+        let mut free_parts = Vec::new();
         let mut at = window.run.start;
         while at < window.run.end() {
             let free = self.tree.run_after(at);
             let part = Run { start: at, len: free.len.min(window.run.end() - at) };
             if part.is_empty() {
                 // Pages that are to be mapped: their other grains are in no run.
-                at = (at / self.arena.page_grains() + 1) * self.arena.page_grains();
+                at = (at / page_grains + 1) * page_grains;
                 continue;
             }
             self.tree.remove(part);
-            parts.push(part);
+            free_parts.push(part);
             at = part.end();
         }
-        let mut missing = window.missing.clone();
-        if let Some(last) = missing.last_mut() {
-            let behind = self.arena.hole_from(last.end());
-            last.count += behind.count.min(extra);
+        for part in parts {
+            if let Part::Moved { handle, .. } = *part
+                && let Some(handle) = self.arena.handle(handle)
+            {
+                self.tree.remove(grains_of(handle.pages, page_grains));
+            }
         }
-        (self.arena.begin_map(&missing, handle_pages), parts)
+        (self.arena.begin_map(parts), free_parts)
+    }
+
+    /// Puts back free parts of a window that was not mapped.
+    pub(crate) fn put_back(&mut self, parts: &[Run]) {
+        for &part in parts {
+            self.tree.insert(part);
+        }
     }
 
     /// Books finished work: what is mapped now becomes free, but for `keep`, which stays taken. Whether anything is.
     pub(crate) fn settle(&mut self, work: Work, keep: Run) -> bool {
         let mapped = self.arena.settle(work);
+        self.taken += u64::from(keep.len);
         for &pages in &mapped {
             let (head, tail) = outside(grains_of(pages, self.arena.page_grains()), keep);
             self.tree.insert(head);
@@ -170,22 +221,27 @@ impl Buddy {
         !mapped.is_empty()
     }
 
-    /// The handles whose every grain is free and of which no page lies under `spare`, with their bytes; highest
-    /// address first.
-    pub(crate) fn idle_handles(&self, spare: Option<&Window>) -> Vec<(u32, u64)> {
+    /// The handles of which every grain is free and no page lies under `spare`: the largest first, since that takes the fewest
+    /// calls, and of these the highest, since the lowest free runs are used first.
+    pub(crate) fn idle_handles(&self, spare: Option<&Window>) -> Vec<Idle> {
         let page_grains = self.arena.page_grains();
-        let mut idle: Vec<(u32, Handle)> = self
-            .arena
-            .handles()
-            .map(|(index, &handle)| (index, handle))
-            .filter(|(_, handle)| {
-                let run = grains_of(handle.pages, page_grains);
-                let apart = spare.is_none_or(|window| run.end() <= window.run.start || window.run.end() <= run.start);
-                apart && self.tree.is_free(run)
-            })
-            .collect();
-        idle.sort_unstable_by_key(|(_, handle)| std::cmp::Reverse(handle.pages.first));
-        idle.into_iter().map(|(index, handle)| (index, handle.bytes)).collect()
+        let spare = spare.map_or(Run::default(), |window| window.run);
+        let mut idle = Vec::new();
+        self.tree.visit(page_grains, |run| {
+            let (mut page, end) = (run.start.div_ceil(page_grains), run.end() / page_grains);
+            while page < end {
+                let Some((index, handle)) = self.arena.handle_at(page) else { break };
+                let grains = grains_of(handle.pages, page_grains);
+                let apart = grains.end() <= spare.start || spare.end() <= grains.start;
+                if handle.pages.first == page && handle.pages.end() <= end && apart {
+                    idle.push(Idle { handle: index, pages: handle.pages, bytes: handle.bytes });
+                }
+                page = handle.pages.end();
+            }
+            true
+        });
+        idle.sort_unstable_by_key(|idle| Reverse((idle.pages.count, idle.pages.first)));
+        idle
     }
 
     /// Takes idle handles' grains out of the tree and begins to give them back.
@@ -219,6 +275,9 @@ impl Buddy {
         }
         if free_on_pages != self.tree.free_grains() {
             return Err(format!("B1: {} grains are free, {free_on_pages} of them on mapped pages", self.tree.free_grains()));
+        }
+        if taken != self.taken {
+            return Err(format!("B2: {} grains are counted as taken, {taken} are", self.taken));
         }
         if self.tree.free_grains() + taken != mapped {
             return Err(format!("B2: {} grains are free and {taken} taken, {mapped} are mapped", self.tree.free_grains()));

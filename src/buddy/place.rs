@@ -1,8 +1,9 @@
 //! Where memory is mapped when no free run fits: the choice of a window.
 //!
-//! A window is a stretch of free grains and unmapped pages, long enough for the request. Mapping costs time and
-//! memory, so the best window needs the fewest unmapped pages; then it strands the fewest bytes in the pages that it
-//! maps; then it has the lowest address.
+//! A window is a stretch of free grains and unmapped pages, long enough for the request. Mapping costs time, so the best
+//! window needs the fewest unmapped pages; then it strands the fewest bytes in the pages that it maps; then it has the lowest
+//! address. Where memory is scarce, the best takes the fewest whole pages first, mapped or not: a whole free page can be
+//! moved to where it is needed, what is left of a broken one cannot.
 //!
 //! As a window slides over a stretch, what it needs changes only where one of its ends crosses an edge between free and
 //! unmapped, so only windows that begin or end at an edge are looked at: those at the longest free runs and at the
@@ -25,8 +26,21 @@ pub(crate) struct Window {
     pub(crate) missing: Vec<Pages>,
     /// How many pages that is.
     pub(crate) missing_pages: u32,
-    /// Grains on those pages that the request leaves over.
+    /// How many whole free pages it takes besides.
+    whole_pages: u32,
+    /// Grains on the unmapped pages that the request leaves over.
     stranded: u32,
+}
+
+/// How far to look for a window, and for which.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Search {
+    /// Among a bounded number, for the one that takes the least time: with the fewest pages to be mapped.
+    Quick,
+    /// Among a bounded number, for the one that takes the least memory: with the fewest pages that could serve others.
+    Thrifty,
+    /// Among all, for the one that takes the least memory.
+    Exhaustive,
 }
 
 /// What is looked for.
@@ -39,18 +53,10 @@ pub(crate) struct Shape {
 }
 
 /// The windows for a request, best first; empty where only new addresses help.
-pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, exhaustive: bool) -> Vec<Window> {
-    let limit = if exhaustive { usize::MAX } else { CANDIDATES };
+pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, search: Search) -> Vec<Window> {
+    let limit = if search == Search::Exhaustive { usize::MAX } else { CANDIDATES };
     let mut starts = Vec::new();
-    let mut edges = |begin: u32, end: u32| {
-        starts.push(arena.align_up(begin, shape.alignment));
-        // The last aligned start from which the window still ends at or before `end`.
-        if let Some(start) = end.checked_sub(shape.grains) {
-            let slack = (shape.alignment / GRAIN_BYTES).saturating_sub(1) as u32;
-            starts.push(Some(start));
-            starts.push(start.checked_sub(slack).and_then(|start| arena.align_up(start, shape.alignment)));
-        }
-    };
+    let mut edges = |begin: u32, end: u32| starts.extend(ends(arena, Run { start: begin, len: end - begin }, shape));
     for run in longest_runs(tree, limit) {
         edges(run.start, run.end());
     }
@@ -68,8 +74,24 @@ pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, exhaustive: b
     starts.sort_unstable();
     starts.dedup();
     let mut windows: Vec<Window> = starts.into_iter().filter_map(|start| measure(arena, tree, Run { start, len: shape.grains })).collect();
-    windows.sort_by_key(|window| (window.missing_pages, window.stranded, window.run.start));
+    windows.sort_by_key(|window| {
+        let first = if search == Search::Quick { 0 } else { window.missing_pages + window.whole_pages };
+        (first, window.missing_pages, window.stranded, window.run.start)
+    });
     windows
+}
+
+/// The aligned starts with which a run of this shape lies at one end of a stretch, or would if it were long enough.
+pub(super) fn ends(arena: &Arena, stretch: Run, shape: Shape) -> [Option<u32>; 3] {
+    // The last aligned start from which the run still ends in the stretch.
+    let last = stretch.end().checked_sub(shape.grains);
+    let slack = (shape.alignment / GRAIN_BYTES).saturating_sub(1) as u32;
+    let is_aligned = |&start: &u32| arena.align_up(start, shape.alignment) == Some(start);
+    [
+        arena.align_up(stretch.start, shape.alignment),
+        last.filter(is_aligned),
+        last.filter(|_| slack > 0).and_then(|start| arena.align_up(start.checked_sub(slack)?, shape.alignment)),
+    ]
 }
 
 /// The longest free runs, at most `limit`, in no order.
@@ -88,12 +110,19 @@ fn longest_runs(tree: &RunTree, limit: usize) -> Vec<Run> {
 /// What a window needs; `None` where it meets something that is neither free nor unmapped.
 fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
     let page_grains = arena.page_grains();
+    let page = |page: u32| Run { start: page * page_grains, len: page_grains };
     run.start.checked_add(run.len)?;
-    let (mut at, mut missing, mut missing_pages, mut covered) = (run.start, Vec::new(), 0, 0);
+    let (mut at, mut missing, mut missing_pages, mut whole_pages, mut covered) = (run.start, Vec::new(), 0, 0, 0);
     while at < run.end() {
         let free = tree.run_after(at);
         if !free.is_empty() {
-            at = free.end();
+            let end = free.end().min(run.end());
+            // Pages that are broken at an end of the window count where they are wholly free now.
+            let (first, last) = (at / page_grains, (end - 1) / page_grains);
+            whole_pages += last + 1 - first;
+            whole_pages -= u32::from(!tree.is_free(page(first)));
+            whole_pages -= u32::from(last > first && !tree.is_free(page(last)));
+            at = end;
             continue;
         }
         let wanted = run.end().div_ceil(page_grains) - at / page_grains;
@@ -108,5 +137,5 @@ fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
         missing.push(Pages { first: hole.first, count });
         at = end;
     }
-    Some(Window { run, missing, missing_pages, stranded: missing_pages * page_grains - covered })
+    Some(Window { run, missing, missing_pages, whole_pages, stranded: missing_pages * page_grains - covered })
 }

@@ -29,6 +29,7 @@ pub struct PoolBuilder {
     maximum: Option<u64>,
     growth: u64,
     alignment: u64,
+    slack: f64,
     on_out_of_memory: Option<OutOfMemoryCallback>,
 }
 
@@ -41,6 +42,7 @@ impl Default for PoolBuilder {
             maximum: None,
             growth: 0,
             alignment: MIN_ALIGNMENT,
+            slack: std::env::var("SLACK").map_or(0.03, |s| s.parse().unwrap()),
             on_out_of_memory: None,
         }
     }
@@ -181,7 +183,7 @@ impl PoolBuilder {
         let memory_bytes = capacity.unwrap_or(u64::MAX).min(device_bytes).min(u64::from(MAX_GRAINS) * GRAIN_BYTES);
         let site = Arc::new(Site { driver: Arc::clone(device.driver()), device: device.id(), kind: self.kind, page_bytes, maps_pages });
         let shared = Shared {
-            core: Mutex::new(Core::new(Arc::clone(&site), capacity)),
+            core: Mutex::new(Core::new(Arc::clone(&site), capacity, self.slack)),
             site,
             settled: Condvar::new(),
             growth_bytes: self.growth,

@@ -6,14 +6,18 @@
 //!   `live + idle in slabs + free + unsettled + padding == reserved`.
 //! - P3 `reserved <= capacity`.
 
+use super::budget::Budget;
 use super::request::{Request, Route};
 use super::statistics::{ClassStatistics, Statistics};
-use crate::arena::{GRAIN_BYTES, Site, Table, Work};
+use crate::arena::{GRAIN_BYTES, Part, Site, Table, Work};
 use crate::buddy::{Buddy, Owner, Run, Window};
 use crate::error::{CuResult, InvalidFree, OutOfMemory};
 use crate::slab::{Class, Slabs, Slot};
 use crate::sync::Arc;
 use crate::units::DevicePtr;
+
+/// Memory is scarce from where all but one part in so many of the limit is held.
+const SCARCE: u64 = 16;
 
 /// A live block of grains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +64,7 @@ pub(super) struct Core {
     /// The number of the last allocation, to tell a stale owner from the present one.
     serial: u32,
     pub(super) counts: Counts,
+    budget: Budget,
     /// The most bytes that may be held.
     pub(super) capacity: Option<u64>,
     /// How many pieces of work are under way.
@@ -75,13 +80,14 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(site: Arc<Site>, capacity: Option<u64>) -> Self {
+    pub(super) fn new(site: Arc<Site>, capacity: Option<u64>, slack: f64) -> Self {
         Self {
             buddy: Buddy::new(site),
             slabs: Slabs::new(),
             blocks: Table::default(),
             serial: 0,
             counts: Counts::default(),
+            budget: Budget::new(slack),
             capacity,
             works: 0,
             begun: 0,
@@ -100,7 +106,8 @@ impl Core {
         {
             return Some(served);
         }
-        let run = self.buddy.take(request.shape)?;
+        let run = self.buddy.take(request.shape, self.is_scarce())?;
+        self.budget.note_taken(run.len, self.buddy.taken_grains());
         Some(self.accept(run, request))
     }
 
@@ -214,12 +221,12 @@ impl Core {
 
     // ---- work under way ----
 
-    /// Takes a window and begins to map it.
-    pub(super) fn begin_map(&mut self, window: &Window, extra_pages: u32, handle_pages: u32) -> (Work, Vec<Run>) {
-        let (work, parts) = self.buddy.begin_map(window, extra_pages, handle_pages);
-        self.window_grains += parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
+    /// Takes a window and begins to map these parts under it.
+    pub(super) fn begin_map(&mut self, window: &Window, parts: &[Part]) -> (Work, Vec<Run>) {
+        let (work, free_parts) = self.buddy.begin_map(window, parts);
+        self.window_grains += free_parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
         self.begin_work();
-        (work, parts)
+        (work, free_parts)
     }
 
     pub(super) fn begin_plain(&mut self, pages: u32) -> Work {
@@ -248,17 +255,30 @@ impl Core {
     /// Books finished work. `parts` are the window's free runs; `keep` is what its request gets, if the work succeeded.
     /// Whether any page is mapped that was not.
     pub(super) fn settle(&mut self, work: Work, parts: &[Run], keep: Option<Run>) -> bool {
-        let (before, gives_back) = (self.buddy.arena.held_bytes(), work.gives_back());
+        let (before, gives_back, moved) = (self.buddy.arena.held_bytes(), work.gives_back(), work.moved_bytes());
         self.window_grains -= parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
         let mapped = self.buddy.settle(work, keep.unwrap_or_default());
-        if keep.is_none() {
-            for &part in parts {
-                self.buddy.give(part);
+        match keep {
+            Some(run) => {
+                self.budget.note_moved(moved);
+                self.budget.note_taken(run.len, self.buddy.taken_grains());
             }
+            None => self.buddy.put_back(parts),
         }
-        // What a failed growth was charged is no progress: it was not held before.
-        self.end_work(mapped || (gives_back && self.buddy.arena.held_bytes() < before));
+        // What a failed growth was charged is no progress: it was not held before. Nor is what it has put back.
+        self.end_work(keep.is_some() || (mapped && moved == 0) || (gives_back && self.buddy.arena.held_bytes() < before));
         mapped
+    }
+
+    /// Whether memory is scarce: nearly as much is held as may be.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.capacity.is_some_and(|limit| self.buddy.arena.held_bytes() >= limit - limit / SCARCE)
+    }
+
+    /// The budget, and how many more bytes to take from the driver for a request of `grains` before handles are moved.
+    pub(super) fn budget(&self, grains: u32) -> (u64, u64) {
+        let budget = self.budget.bytes(self.buddy.taken_grains() + u64::from(grains));
+        (budget, budget.saturating_sub(self.buddy.arena.held_bytes()))
     }
 
     // ---- numbers ----

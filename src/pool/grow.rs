@@ -20,7 +20,7 @@ use super::Shared;
 use super::core::{Core, Served};
 use super::request::Request;
 use crate::arena::{Failure, GRAIN_BYTES, Work};
-use crate::buddy::{Run, Shape, Window};
+use crate::buddy::{Filling, Run, Search, Shape, Window, fill};
 use crate::driver::{Call, MemoryKind};
 use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::MutexGuard;
@@ -29,8 +29,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The largest handle, in bytes.
 const MAX_HANDLE_BYTES: u64 = 32 * MIB;
-/// What is mapped at once is cut into at least this many handles, so that they can go back one by one.
-const HANDLES_PER_REQUEST: u32 = 4;
+/// A new handle is at most one part in so many of the request it is made for, of the pool's budget, and of what may still be
+/// taken. Making and mapping cost per handle; but only a handle that is wholly free can be moved or given back.
+const HANDLES_PER_REQUEST: u64 = 8;
+const HANDLES_PER_BUDGET: u64 = 64;
+const HANDLES_PER_ROOM: u64 = 64;
 /// What addresses are reserved for at first, in multiples of the memory.
 const ADDRESSES_PER_MEMORY: u64 = 8;
 /// The most that is reserved at first, in bytes, so that a hundred pools fit in the address space of one process.
@@ -96,6 +99,17 @@ impl Asked {
     fn new(core: &Core, work: &Work, beyond: bool) -> Self {
         Self { bytes: work.bytes(), handles: work.pieces(), beyond, alone_since: (core.works == 1).then_some(core.begun) }
     }
+}
+
+/// How much may be taken from the driver, in bytes.
+#[derive(Clone, Copy)]
+struct Room {
+    /// At all: what the limit leaves, and the driver, as far as that is known.
+    hard: u64,
+    /// Before idle handles are moved instead.
+    soft: u64,
+    /// The budget, of which `soft` is what is left.
+    budget: u64,
 }
 
 /// How growing ended.
@@ -356,25 +370,27 @@ impl Shared {
         let room = own_room.min(attempt.driver_room.unwrap_or(u64::MAX));
         let shape = request.shape;
         if self.site.maps_pages {
-            if let Some(best) = core.buddy.windows(shape, false).first()
-                && self.bytes_of(best) <= room
+            // Fast where there is memory: the best of a few windows, and within the budget.
+            let (budget, wish) = core.budget(shape.grains);
+            let search = if core.is_scarce() { Search::Thrifty } else { Search::Quick };
+            let room = Room { hard: room, soft: room.min(wish), budget };
+            if let Some(best) = core.buddy.windows(shape, search).first()
+                && let Some(step) = self.fill(core, best, attempt, room)
             {
-                return self.map(core, best, attempt, room);
+                return step;
             }
-            // At the limit, every window is looked at, together with what would have to go for it.
-            let idle: u64 = core.buddy.idle_handles(None).iter().map(|(_, bytes)| bytes).sum();
-            let windows = core.buddy.windows(shape, true);
-            for window in windows.iter().take_while(|window| self.bytes_of(window) <= room.saturating_add(idle)) {
-                if self.bytes_of(window) <= room {
-                    return self.map(core, window, attempt, room);
-                }
-                if let Some(work) = self.make_room(core, Some(window), self.bytes_of(window) - room) {
-                    return Step::Release { work };
+            // At the limit, every window is looked at, together with what would have to be moved or go for it.
+            let idle: u64 = core.buddy.idle_handles(None).iter().map(|idle| idle.bytes).sum();
+            for window in core.buddy.windows(shape, Search::Exhaustive) {
+                if self.bytes_of(&window) <= room.hard.saturating_add(idle)
+                    && let Some(step) = self.fill(core, &window, attempt, room)
+                {
+                    return step;
                 }
             }
             let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
-            if !attempt.no_addresses && missing && pages_bytes <= room.saturating_add(idle) {
+            if !attempt.no_addresses && missing && pages_bytes <= room.hard.saturating_add(idle) {
                 // Another thread's addresses may do for this one, too.
                 return if core.reserving { Step::Wait } else { Step::Reserve };
             }
@@ -404,19 +420,65 @@ impl Shared {
         u64::from(window.missing_pages) * self.site.page_bytes
     }
 
-    fn map(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: u64) -> Step {
+    /// How a window comes by its missing pages: from the driver as far as the budget goes, from idle handles, and from the
+    /// driver again. `None` where all that is too little.
+    fn fill(&self, core: &mut Core, window: &Window, attempt: &Attempt, room: Room) -> Option<Step> {
         let page_bytes = self.site.page_bytes;
         let needed = self.bytes_of(window);
-        let extra = attempt.step_bytes.saturating_sub(needed).min(room - needed) / page_bytes;
-        let handle_pages = if attempt.coarse {
-            1 << 30
-        } else {
-            let most = (MAX_HANDLE_BYTES / page_bytes).max(1);
-            let wanted = ((u64::from(window.missing_pages) + extra) / u64::from(HANDLES_PER_REQUEST)).clamp(1, most);
-            1 << wanted.ilog2()
-        };
-        let (work, parts) = core.begin_map(window, extra.min(u64::from(u32::MAX)) as u32, handle_pages);
-        let beyond = work.bytes() > needed;
+        let handle_pages = self.handle_pages(window, attempt, room);
+        if needed <= room.soft {
+            let mut missing = window.missing.clone();
+            let extra = attempt.step_bytes.saturating_sub(needed).min(room.hard - needed) / page_bytes;
+            if let Some(last) = missing.last_mut() {
+                last.count += core.buddy.arena.hole_from(last.end()).count.min(u32::try_from(extra).unwrap_or(u32::MAX));
+            }
+            return Some(self.map(core, window, &fill(&missing, &[], u32::MAX, handle_pages)));
+        }
+        let idle = core.buddy.idle_handles(Some(window));
+        if needed > room.hard.saturating_add(idle.iter().map(|idle| idle.bytes).sum()) {
+            return None;
+        }
+        for most in [room.soft, room.hard] {
+            let most_pages = u32::try_from(most / page_bytes).unwrap_or(u32::MAX);
+            let filling = fill(&window.missing, &idle, most_pages, handle_pages);
+            let short = filling.new_pages.saturating_sub(most_pages);
+            if short == 0 {
+                return Some(self.map(core, window, &filling));
+            }
+            // Handles that fit in no gap go, and smaller ones are made in their place.
+            let (mut chosen, mut pages) = (Vec::new(), 0);
+            for idle in filling.too_large {
+                if pages >= short {
+                    break;
+                }
+                chosen.push(idle.handle);
+                pages += idle.pages.count;
+            }
+            if pages >= short {
+                return Some(Step::Release { work: core.begin_release(&chosen) });
+            }
+        }
+        None
+    }
+
+    /// The most pages that a new handle under a window is to have.
+    fn handle_pages(&self, window: &Window, attempt: &Attempt, room: Room) -> u32 {
+        if attempt.coarse {
+            return 1 << 30;
+        }
+        let bytes = [
+            MAX_HANDLE_BYTES,
+            u64::from(window.run.len) * GRAIN_BYTES / HANDLES_PER_REQUEST,
+            room.budget / HANDLES_PER_BUDGET,
+            room.hard / HANDLES_PER_ROOM,
+        ];
+        let bytes = bytes.into_iter().min().unwrap_or_default();
+        1 << (bytes / self.site.page_bytes).max(1).ilog2()
+    }
+
+    fn map(&self, core: &mut Core, window: &Window, filling: &Filling) -> Step {
+        let (work, parts) = core.begin_map(window, &filling.parts);
+        let beyond = u64::from(filling.new_pages) * self.site.page_bytes > self.bytes_of(window);
         Step::Map { work, parts, run: window.run, beyond }
     }
 
@@ -492,12 +554,12 @@ impl Shared {
 /// under `spare`.
 fn idle_handles(core: &Core, spare: Option<&Window>, bytes: u64) -> (Vec<u32>, u64) {
     let (mut chosen, mut sum) = (Vec::new(), 0);
-    for (handle, handle_bytes) in core.buddy.idle_handles(spare) {
+    for idle in core.buddy.idle_handles(spare) {
         if sum >= bytes {
             break;
         }
-        chosen.push(handle);
-        sum += handle_bytes;
+        chosen.push(idle.handle);
+        sum += idle.bytes;
     }
     (chosen, sum)
 }

@@ -3,6 +3,7 @@
 //! [`Pool`] is a handle; all handles of a pool, and the [`DeviceBuffer`]s allocated from it, share one core behind one
 //! lock. The lock is never held while the driver or a callback is called.
 
+mod budget;
 mod buffer;
 mod builder;
 mod core;
