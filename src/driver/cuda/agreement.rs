@@ -59,7 +59,7 @@ fn same<F: SameSignature<G>, G>(_ours: F, _theirs: G) {}
 macro_rules! signatures {
     ($($ours:ident = $theirs:ident($($argument:tt),*);)*) => {
         /// Compared by the compiler. Never made for a type, and so never linked: that would ask for the driver's library.
-        #[allow(dead_code)]
+        #[allow(dead_code, clippy::extra_unused_type_parameters)]
         fn signatures<NeverMade>(functions: &Functions) {
             $(same(functions.$ours, cuda::$theirs as unsafe extern "C" fn($($argument),*) -> _);)*
         }
