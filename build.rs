@@ -2,10 +2,12 @@
 //!
 //! Neither the CUDA toolkit nor a driver is needed to build. The switches are told of in `src/driver/cuda/mod.rs`.
 
+#[path = "build/link.rs"]
+mod link;
 #[path = "build/search.rs"]
 mod search;
 
-use search::{Library, Machine, Outcome};
+use search::{DRIVER, Library, Machine, Outcome};
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,12 +15,15 @@ use std::process::ExitCode;
 const MODE: &str = "VRAMPOOL_CUDA";
 const FOLDER: &str = "VRAMPOOL_CUDA_LIB_DIR";
 const TOOLKITS: [&str; 3] = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"];
+/// Lists of folders: the one that the build script of `cuda-sys` hands to the linker, and the linker's own.
+const LIBRARY_PATHS: [&str; 2] = ["CUDA_LIBRARY_PATH", "LIBRARY_PATH"];
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build/link.rs");
     println!("cargo::rerun-if-changed=build/search.rs");
     println!("cargo::rustc-check-cfg=cfg(vrampool_cuda, values(\"linked\", \"runtime\", \"off\"))");
-    match binding() {
+    match binding().and_then(|binding| for_cuda_sys().map(|()| binding)) {
         Ok(binding) => {
             println!("cargo::rustc-cfg=vrampool_cuda=\"{binding}\"");
             ExitCode::SUCCESS
@@ -39,18 +44,29 @@ fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
+fn is_linux() -> bool {
+    env::var_os("CARGO_CFG_TARGET_OS").is_some_and(|system| system == "linux")
+}
+
+/// Whether the documentation alone is built, for which nothing is linked.
+fn is_docs_rs() -> bool {
+    variable("DOCS_RS").is_some()
+}
+
+fn out() -> Result<PathBuf, String> {
+    env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| "OUT_DIR is not set: Cargo sets it for build scripts".to_owned())
+}
+
 fn binding() -> Result<&'static str, String> {
-    let is_linux = env::var_os("CARGO_CFG_TARGET_OS").is_some_and(|system| system == "linux");
-    let is_docs_rs = variable("DOCS_RS").is_some();
     let mode = variable(MODE);
     let mode = mode.as_deref().map_or("auto".into(), Path::to_string_lossy);
     match &*mode {
         "off" => Ok("off"),
         "dlopen" => Ok("runtime"),
-        // The build of the documentation links nothing, and the driver is bound on Linux only.
-        "auto" | "link" if is_docs_rs => Ok("runtime"),
-        "auto" if !is_linux => Ok("off"),
-        "link" if !is_linux => Err(format!("{MODE}=link: the CUDA driver is bound on Linux only")),
+        // The driver is bound on Linux only.
+        "auto" | "link" if is_docs_rs() => Ok("runtime"),
+        "auto" if !is_linux() => Ok("off"),
+        "link" if !is_linux() => Err(format!("{MODE}=link: the CUDA driver is bound on Linux only")),
         "auto" => {
             let outcome = searched();
             match &outcome.library {
@@ -69,52 +85,52 @@ fn binding() -> Result<&'static str, String> {
     }
 }
 
-fn searched() -> Outcome {
-    let machine = Machine {
-        chosen: variable(FOLDER),
+fn machine() -> Machine {
+    Machine {
+        chosen: variable(FOLDER).into_iter().collect(),
         toolkits: TOOLKITS.into_iter().filter_map(variable).collect(),
         architecture: env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default(),
         root: "/".into(),
-    };
-    let outcome = machine.search();
-    for path in &outcome.read {
+    }
+}
+
+fn searched() -> Outcome {
+    let outcome = machine().search(&DRIVER);
+    depend_on(&outcome.read);
+    outcome
+}
+
+/// The script runs anew when a file changes.
+fn depend_on(files: &[PathBuf]) {
+    for path in files {
         println!("cargo::rerun-if-changed={}", path.display());
     }
-    outcome
 }
 
 /// Has the program linked with a library.
 fn link(library: &Library) -> Result<(), String> {
-    let folder = match library.path.parent() {
-        Some(folder) if library.has_linkers_name() => folder.to_owned(),
-        _ => link_for_linker(library)?,
-    };
+    let folder = link::folder(library, &out()?)?;
     println!("cargo::rustc-link-search=native={}", folder.display());
     println!("cargo::rustc-link-lib=dylib=cuda");
     Ok(())
 }
 
-/// A folder in which the linker finds a library that has only the loader's name, as containers have it.
-fn link_for_linker(library: &Library) -> Result<PathBuf, String> {
-    let folder = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: Cargo sets it for build scripts")?).join("cuda");
-    let link = folder.join("libcuda.so");
-    let refused = |error: std::io::Error| format!("{}: {error}", link.display());
-    std::fs::create_dir_all(&folder).map_err(refused)?;
-    if link.symlink_metadata().is_ok() {
-        std::fs::remove_file(&link).map_err(refused)?;
+/// With the feature `cuda-sys`: has the linker find what that crate asks it for, on machines without CUDA too.
+fn for_cuda_sys() -> Result<(), String> {
+    if env::var_os("CARGO_FEATURE_CUDA_SYS").is_none() || !is_linux() || is_docs_rs() {
+        return Ok(());
     }
-    make_link(&library.path, &link).map_err(refused)?;
-    Ok(folder)
-}
-
-#[cfg(unix)]
-fn make_link(to: &Path, at: &Path) -> std::io::Result<()> {
-    std::os::unix::fs::symlink(to, at)
-}
-
-#[cfg(not(unix))]
-fn make_link(to: &Path, at: &Path) -> std::io::Result<()> {
-    std::fs::copy(to, at).map(drop)
+    let mut machine = machine();
+    // Where the linker finds a library, an empty archive must not come before it.
+    for list in LIBRARY_PATHS.into_iter().filter_map(variable) {
+        machine.chosen.extend(env::split_paths(&list).filter(|folder| !folder.as_os_str().is_empty()));
+    }
+    let supplied = link::for_cuda_sys(&machine, &out()?)?;
+    depend_on(&supplied.read);
+    for folder in supplied.folders {
+        println!("cargo::rustc-link-search=native={}", folder.display());
+    }
+    Ok(())
 }
 
 fn nothing_found(outcome: &Outcome) -> String {

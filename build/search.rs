@@ -1,4 +1,4 @@
-//! Where the CUDA driver's library may lie, and whether what lies there is one.
+//! Where the CUDA driver's library, and the toolkit's, may lie, and whether what lies there is one.
 //!
 //! Used by the build script and by its tests: nothing here reads the environment, prints, or panics.
 
@@ -6,14 +6,14 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-/// Names of the library, the linker's own first.
-const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+/// Names of the driver's library, the linker's own first.
+pub(crate) const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
 /// What the search knows of the machine and of what the user asked for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
-    /// The folder of `VRAMPOOL_CUDA_LIB_DIR`.
-    pub(crate) chosen: Option<PathBuf>,
+    /// Folders to look into first: `VRAMPOOL_CUDA_LIB_DIR`'s.
+    pub(crate) chosen: Vec<PathBuf>,
     /// The toolkit's folders, of `CUDA_HOME`, `CUDA_PATH` and `CUDA_ROOT`.
     pub(crate) toolkits: Vec<PathBuf>,
     /// The target's architecture, as `CARGO_CFG_TARGET_ARCH` has it.
@@ -32,16 +32,16 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    /// Whether the linker finds it in its folder by `-lcuda`.
+    /// Whether the linker finds it in its folder by `-l`.
     pub(crate) fn has_linkers_name(&self) -> bool {
-        self.path.file_name().is_some_and(|name| name == NAMES[0])
+        self.path.extension().is_some_and(|extension| extension == "so")
     }
 }
 
 /// What came of a search.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Outcome {
-    /// The driver's library, or where there is none, a stub.
+    /// The library, or where there is none, a stub.
     pub(crate) library: Option<Library>,
     /// Every folder that was looked into, in order.
     pub(crate) searched: Vec<PathBuf>,
@@ -50,8 +50,8 @@ pub(crate) struct Outcome {
 }
 
 impl Machine {
-    /// Looks for the library. A real driver's wins over a stub wherever it lies.
-    pub(crate) fn search(&self) -> Outcome {
+    /// Looks for a library that has one of the names, best first. A real one wins over a stub wherever it lies.
+    pub(crate) fn search(&self, names: &[&str]) -> Outcome {
         let mut outcome = Outcome::default();
         let mut stub = None;
         for folder in self.folders() {
@@ -59,7 +59,7 @@ impl Machine {
                 continue;
             }
             outcome.searched.push(folder.clone());
-            for path in NAMES.map(|name| folder.join(name)) {
+            for path in names.iter().map(|name| folder.join(name)) {
                 let Ok(file) = File::open(&path) else { continue };
                 outcome.read.push(path.clone());
                 if !self.is_library(file) {
@@ -85,7 +85,7 @@ impl Machine {
             "aarch64" => "sbsa-linux".to_owned(),
             other => format!("{other}-linux"),
         };
-        let mut folders: Vec<PathBuf> = self.chosen.iter().cloned().collect();
+        let mut folders = self.chosen.clone();
         let system = [
             format!("usr/lib/{triple}"),
             // Jetson.
@@ -95,6 +95,7 @@ impl Machine {
             "usr/lib64".to_owned(),
             "usr/lib64/nvidia".to_owned(),
             "usr/lib".to_owned(),
+            "usr/local/lib".to_owned(),
             // Windows Subsystem for Linux.
             "usr/lib/wsl/lib".to_owned(),
             // Containers.

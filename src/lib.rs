@@ -40,6 +40,7 @@
 //! | `sim` | yes | the simulated device |
 //! | `trace` | no | reading and replaying allocation traces |
 //! | `cli` | no | the program `vrampool` |
+//! | `cuda-sys` | no | conversions to and from the handles of the crate `cuda-sys` |
 //! | `testing` | no | the shadow allocator and the runner of the crate's own tests; not a stable interface |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The documentation speaks of the simulated device whether it is there or not.

@@ -27,6 +27,8 @@ mod types;
 
 #[cfg(target_os = "linux")]
 pub mod cuda;
+#[cfg(all(target_os = "linux", feature = "cuda-sys"))]
+pub mod interop;
 #[cfg(feature = "sim")]
 pub mod sim;
 

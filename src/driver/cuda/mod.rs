@@ -46,6 +46,8 @@
 //! The per-thread default stream is used only where [`StreamHandle::PER_THREAD`] names it. A handle that the driver does
 //! not know is passed on: the driver may crash on it, as [`Driver`] says.
 
+#[cfg(all(test, feature = "cuda-sys"))]
+mod agreement;
 #[allow(unsafe_code)] // Every call into the driver.
 mod calls;
 #[allow(unsafe_code)] // Contexts, made current and put back.
