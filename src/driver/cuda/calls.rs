@@ -148,7 +148,7 @@ impl Driver for CudaDriver {
         check(unsafe { (functions.device_total_mem)(&raw mut total, device) })?;
         let number = |attribute| device_attribute(functions, device, attribute).map(|value| u32::try_from(value).unwrap_or(0));
         let can = |attribute| device_can(functions, device, attribute);
-        let shares = |attribute, kind| Ok(if can(attribute)? { kind } else { HandleTypes::NONE });
+        let shares = |attribute, kind| can(attribute).map(|can| if can { kind } else { HandleTypes::NONE });
         Ok(DeviceProperties {
             compute_capability: (number(attribute::COMPUTE_CAPABILITY_MAJOR)?, number(attribute::COMPUTE_CAPABILITY_MINOR)?),
             virtual_memory_management: functions.has_virtual_memory_management() && can(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?,
