@@ -3,15 +3,18 @@
 //! [`Pool`] is a handle; all handles of a pool, and the [`DeviceBuffer`]s allocated from it, share one core behind one
 //! lock. The lock is never held while the driver or a callback is called.
 
-mod budget;
 #[allow(unsafe_code)] // Whoever makes a buffer of an address answers for it.
+mod addresses;
+mod budget;
 mod buffer;
 mod builder;
 mod core;
 mod grow;
 mod options;
+mod plan;
 mod request;
 mod statistics;
+mod trim;
 
 pub use buffer::{DeviceBuffer, FreeError};
 pub use builder::PoolBuilder;
