@@ -11,7 +11,7 @@ use vrampool::driver::Call;
 use vrampool::driver::sim::{SimConfig, SimDriver};
 use vrampool::error::CuResult;
 use vrampool::trace::{Action, Passes, Report, Trace, replay};
-use vrampool::units::{DeviceId, MIB};
+use vrampool::units::{DeviceId, GIB, MIB};
 use vrampool::{Device, Pool, PoolBuilder};
 
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
@@ -90,19 +90,33 @@ fn recorded_traces_are_read_as_an_oracle_reads_them() {
 }
 
 #[test]
-fn recorded_traces_complete_and_settle() {
+fn recorded_traces_take_little_memory_and_little_time() {
     for path in recorded() {
         let trace = Trace::open(&path).expect("a trace");
-        let driver = SimDriver::h200();
-        let report = on(&driver, &trace, Pool::builder(), exactly(6));
         let name = path.display();
-        assert_eq!((report.passes, report.failed), (6, 0), "{name}");
+        let share = |report: &Report| report.driver_time_warm.expect("a warm pass").as_nanos() as f64 / trace.duration_ns() as f64;
+        let driver = SimDriver::h200();
+        let report = on(&driver, &trace, Pool::builder(), exactly(2));
+        assert_eq!((report.passes, report.failed), (2, 0), "{name}");
         assert_eq!(report.peak_reserved_bytes, driver.peak_bytes(DeviceId(0)), "{name}: the meter agrees with the device");
         let ratio = report.peak_reserved_bytes as f64 / trace.peak_live_bytes() as f64;
-        assert!((1.0..1.40).contains(&ratio), "{name}: {ratio}");
-        let warm = report.driver_calls_warm.expect("a warm pass");
-        assert_eq!(warm.memory_calls(), 0, "{name}: {warm:?}");
+        // A small trace is a few pages, of which one more is a large part.
+        let most = if trace.peak_live_bytes() < GIB { 1.16 } else { 1.10 };
+        assert!((1.0..=most).contains(&ratio), "{name}: {ratio}");
         assert!(report.modelled && !report.driver_time_cold.is_zero(), "{name}");
+        assert!(share(&report) <= 0.02, "{name}: {}", share(&report));
+        let report = on(&SimDriver::h200(), &trace, Pool::builder(), exactly(5));
+        assert!(report.failed == 0 && share(&report) <= 0.005, "{name}: {}", share(&report));
+    }
+}
+
+#[test]
+fn with_a_loose_slack_recorded_traces_settle() {
+    for path in recorded() {
+        let trace = Trace::open(&path).expect("a trace");
+        let report = on(&SimDriver::h200(), &trace, Pool::builder().slack(0.4), exactly(6));
+        let warm = report.driver_calls_warm.expect("a warm pass");
+        assert_eq!((report.passes, report.failed, warm.memory_calls()), (6, 0, 0), "{}: {warm:?}", path.display());
     }
 }
 

@@ -3,9 +3,9 @@
 //! [`Pool`] is a handle; all handles of a pool, and the [`DeviceBuffer`]s allocated from it, share one core behind one
 //! lock. The lock is never held while the driver or a callback is called.
 
-#[allow(unsafe_code)] // Whoever makes a buffer of an address answers for it.
 mod addresses;
 mod budget;
+#[allow(unsafe_code)] // Whoever makes a buffer of an address answers for it.
 mod buffer;
 mod builder;
 mod core;
