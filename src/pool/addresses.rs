@@ -23,8 +23,12 @@ impl Shared {
         let page_bytes = self.site.page_bytes;
         let needed = address_bytes(shape, page_bytes);
         let mut sizes = Vec::new();
-        if !self.core.lock().buddy.arena.addresses_scarce() {
-            let generous = self.memory_bytes.saturating_mul(ADDRESSES_PER_MEMORY).min(MAX_FIRST_ADDRESSES).max(needed);
+        let core = self.core.lock();
+        let most_bytes = self.most_bytes(&core);
+        let scarce = core.buddy.arena.addresses_scarce();
+        drop(core);
+        if !scarce {
+            let generous = most_bytes.saturating_mul(ADDRESSES_PER_MEMORY).min(MAX_FIRST_ADDRESSES).max(needed);
             sizes.push(1 << generous.ilog2());
         }
         let mut modest = needed.saturating_mul(ADDRESSES_PER_REQUEST);

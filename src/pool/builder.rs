@@ -194,18 +194,13 @@ impl PoolBuilder {
         };
         let maps_pages = granularity.is_some();
         let page_bytes = MIN_PAGE_BYTES.max(granularity.unwrap_or(0));
-        let capacity = options.maximum.map(|maximum| align_down(maximum, page_bytes));
-        if capacity == Some(0) {
-            // In full: a byte short of a page would read as a page.
-            let maximum = options.maximum.unwrap_or_default();
-            return Err(Error::invalid_argument(format!("a maximum of {maximum} bytes is less than one page of {}", Bytes(page_bytes))));
-        }
+        let capacity = capacity_of(options.maximum, page_bytes)?;
         if let Some(maximum) = options.maximum.filter(|&maximum| options.initial > maximum) {
             return Err(Error::invalid_argument(format!("initially {}, but at most {}", Bytes(options.initial), Bytes(maximum))));
         }
         // The device's memory bounds only what lies on it.
         let device_bytes = if options.kind == MemoryKind::Device { properties.total_bytes } else { u64::MAX };
-        let memory_bytes = capacity.unwrap_or(u64::MAX).min(device_bytes).min(u64::from(MAX_GRAINS) * GRAIN_BYTES);
+        let memory_bytes = device_bytes.min(u64::from(MAX_GRAINS) * GRAIN_BYTES);
         if handle_properties != HandleProperties::on(device.id()) {
             try_one(&device, page_bytes, &handle_properties)?;
         }
@@ -224,6 +219,20 @@ impl PoolBuilder {
             shared.take_initially(initial, capacity)?;
         }
         Ok(Pool { shared: Arc::new(shared) })
+    }
+}
+
+/// The most that a pool may hold with a maximum, in bytes: whole pages.
+///
+/// # Errors
+/// An invalid argument: not one page.
+pub(super) fn capacity_of(maximum: Option<u64>, page_bytes: u64) -> Result<Option<u64>> {
+    match maximum {
+        // In full: a byte short of a page would read as a page.
+        Some(maximum) if maximum < page_bytes => {
+            Err(Error::invalid_argument(format!("a maximum of {maximum} bytes is less than one page of {}", Bytes(page_bytes))))
+        }
+        _ => Ok(maximum.map(|maximum| align_down(maximum, page_bytes))),
     }
 }
 

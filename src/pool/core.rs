@@ -4,7 +4,9 @@
 //! - P1 Every live block is found through the directory by its first grain, and every slab by each of its grains.
 //! - P2 The law of bytes, at every moment at which the lock is free:
 //!   `live + idle in slabs + free + unsettled + padding == reserved`.
-//! - P3 `reserved <= capacity`.
+//! - P3 `reserved <= capacity`. Where the capacity was lowered, what was held then may stay, growth under way among it, which
+//!   was charged under the old capacity: `reserved <= max(capacity, ceiling)`, and the ceiling sinks with every byte that is
+//!   given back.
 
 use super::budget::Budget;
 use super::request::{Request, Route};
@@ -77,6 +79,10 @@ pub(super) struct Core {
     budget: Budget,
     /// The most bytes that may be held.
     pub(super) capacity: Option<u64>,
+    /// What is left of the bytes that were held when the capacity was set.
+    ceiling: u64,
+    /// Bytes that work under way gives back.
+    giving_back: u64,
     /// How many pieces of work are under way.
     pub(super) works: u32,
     /// Counts the pieces of work that began.
@@ -99,6 +105,8 @@ impl Core {
             counts: Counts::default(),
             budget: Budget::new(slack),
             capacity,
+            ceiling: 0,
+            giving_back: 0,
             works: 0,
             begun: 0,
             progress: 0,
@@ -249,6 +257,7 @@ impl Core {
 
     pub(super) fn begin_release(&mut self, handles: &[u32]) -> Work {
         let work = self.buddy.begin_release(handles);
+        self.giving_back += work.bytes();
         self.begin_work();
         work
     }
@@ -268,6 +277,7 @@ impl Core {
     /// Whether any page is mapped that was not.
     pub(super) fn settle(&mut self, work: Work, parts: &[Run], keep: Option<Run>) -> bool {
         let (before, gives_back, moved) = (self.buddy.arena.held_bytes(), work.gives_back(), work.moved_bytes());
+        self.giving_back -= if gives_back { work.bytes() } else { 0 };
         self.window_grains -= parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
         let mapped = self.buddy.settle(work, keep.unwrap_or_default());
         match keep {
@@ -277,6 +287,7 @@ impl Core {
             }
             None => self.buddy.put_back(parts),
         }
+        self.ceiling = self.ceiling.min(self.buddy.arena.held_bytes());
         // What a failed growth was charged is no progress: it was not held before. Nor is what it has put back.
         self.end_work(keep.is_some() || (mapped && moved == 0) || (gives_back && self.buddy.arena.held_bytes() < before));
         mapped
@@ -291,6 +302,24 @@ impl Core {
     pub(super) fn budget(&self, grains: u32) -> (u64, u64) {
         let budget = self.budget.bytes(self.buddy.taken_grains() + u64::from(grains));
         (budget, budget.saturating_sub(self.buddy.arena.held_bytes()))
+    }
+
+    // ---- limits ----
+
+    /// Sets the most bytes that may be held. What is held already stays.
+    pub(super) fn set_capacity(&mut self, capacity: Option<u64>) {
+        self.capacity = capacity;
+        self.ceiling = self.buddy.arena.held_bytes();
+    }
+
+    /// Bytes held that no work under way gives back.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.buddy.arena.held_bytes() - self.giving_back
+    }
+
+    /// How many bytes would have to go for the limits to hold.
+    pub(super) fn excess_bytes(&self) -> u64 {
+        self.capacity.map_or(0, |capacity| self.kept_bytes().saturating_sub(capacity))
     }
 
     // ---- numbers ----
@@ -366,8 +395,8 @@ impl Core {
         if statistics.accounted_bytes() != statistics.reserved_bytes {
             return Err(format!("P2: {} bytes are accounted for: {statistics:?}", statistics.accounted_bytes()));
         }
-        if self.capacity.is_some_and(|capacity| statistics.reserved_bytes > capacity) {
-            return Err(format!("P3: over capacity: {statistics:?}"));
+        if self.capacity.is_some_and(|capacity| statistics.reserved_bytes > capacity.max(self.ceiling)) {
+            return Err(format!("P3: over capacity, and over the {} bytes that were held before: {statistics:?}", self.ceiling));
         }
         let mut taken = self.slabs.grains();
         let mut requested = statistics.classes.iter().map(|class| class.requested_bytes).sum::<u64>();

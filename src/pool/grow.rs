@@ -126,9 +126,10 @@ impl Shared {
     }
 
     fn grow_or_refuse(&self, request: &Request) -> Result<Result<Served, OutOfMemory>> {
+        let mut core = self.core.lock();
         let mut attempt = Attempt {
             // A wish beyond all memory is a wish for all of it.
-            step_bytes: self.options.growth.min(self.memory_bytes),
+            step_bytes: self.options.growth.min(self.most_bytes(&core)),
             driver_room: None,
             code: None,
             driver_free: None,
@@ -136,11 +137,9 @@ impl Shared {
             no_addresses: !self.site.maps_pages,
             misplaced: false,
             contested: false,
-            progress: 0,
+            progress: core.progress,
             stuck_tried: false,
         };
-        let mut core = self.core.lock();
-        attempt.progress = core.progress;
         loop {
             if let Some(served) = core.serve(request) {
                 return Ok(Ok(served));

@@ -49,7 +49,7 @@ struct Shared {
     /// Notified whenever work is settled.
     settled: Condvar,
     options: Options,
-    /// The memory that could ever be held, in bytes: what requests beyond it are refused by.
+    /// The memory that there is, in bytes, whatever the limits.
     memory_bytes: u64,
     on_out_of_memory: Option<OutOfMemoryCallback>,
 }
@@ -70,14 +70,21 @@ impl Shared {
             request = request.on_one_handle();
         }
         let mut core = self.core.lock();
-        if request.block_bytes() > self.memory_bytes {
-            return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
-        }
         if let Some(served) = core.serve(&request) {
             return Ok(served);
         }
+        if request.block_bytes() > self.most_bytes(&core) {
+            return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
+        }
         drop(core);
-        self.grow(&request)
+        let result = self.grow(&request);
+        self.give_back_excess(self.core.lock());
+        result
+    }
+
+    /// The most that can be held as the limits are, in bytes: what is beyond it need not be tried.
+    fn most_bytes(&self, core: &Core) -> u64 {
+        core.capacity.unwrap_or(u64::MAX).min(self.memory_bytes)
     }
 
     /// Asked before the lock is taken: in a forked child a thread that is not there may hold it.
@@ -95,7 +102,13 @@ impl Shared {
         if self.has_ended() {
             return Ok(());
         }
-        self.core.lock().free(address, serial).map_err(|why| Error::invalid_free(address, why))
+        let mut core = self.core.lock();
+        let taken = core.buddy.taken_grains();
+        core.free(address, serial).map_err(|why| Error::invalid_free(address, why))?;
+        if core.buddy.taken_grains() < taken {
+            self.give_back_excess(core);
+        }
+        Ok(())
     }
 
     /// The live block that begins at an address: what was asked for, and its serial.
@@ -272,6 +285,26 @@ impl Pool {
     /// O(handles held), and two driver calls for each handle given back.
     pub fn trim(&self, to: u64) -> Result<u64> {
         self.shared.trim(to)
+    }
+
+    /// Sets the most that the pool may hold from the driver, in bytes, rounded down to pages, or that only the device
+    /// limits it: what [`PoolBuilder::maximum`] set when it was built. Returns the bytes held then.
+    ///
+    /// It takes effect at once. Where more is held, free memory goes back to the driver until the maximum holds, or nothing
+    /// held is wholly free. Live blocks stay, and what is freed later goes back as it is freed, without a call of
+    /// [`Pool::trim`]; until the maximum holds, nothing is taken from the driver, and requests are served from free memory
+    /// alone. Growth that is under way in another thread was granted under the old maximum and may still arrive.
+    ///
+    /// [`Pool::config`] goes on to tell what the pool was built with; [`Statistics::capacity_bytes`] is the maximum as it is.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`]: a maximum below one page; the old one stays. [`Error::is_driver`]: the driver would
+    /// not take something back; the new maximum holds all the same, and the pool tries again as with [`Pool::trim`].
+    ///
+    /// # Complexity
+    /// As [`Pool::trim`].
+    pub fn set_maximum(&self, maximum: Option<u64>) -> Result<u64> {
+        self.shared.set_capacity(builder::capacity_of(maximum, self.page_bytes())?)
     }
 
     /// The pool's counts, all from one moment. Where the driver has ended, at process exit and in a forked child, there is

@@ -7,6 +7,7 @@ use crate::arena::Work;
 use crate::buddy::Window;
 use crate::error::{Error, Result};
 use crate::sync::MutexGuard;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 impl Shared {
     /// Gives idle handles back until at most `to` bytes are held, or none is left. What is held then, in bytes.
@@ -17,15 +18,47 @@ impl Shared {
         if self.has_ended() {
             return Ok(0);
         }
+        let core = self.give_back_while(self.core.lock(), |core| core.kept_bytes().saturating_sub(to))?;
+        Ok(core.buddy.arena.held_bytes())
+    }
+
+    /// Sets the most bytes that may be held, and gives idle handles back until no more are, or none is left. What is held
+    /// then, in bytes.
+    ///
+    /// # Errors
+    /// The driver's failure.
+    pub(super) fn set_capacity(&self, capacity: Option<u64>) -> Result<u64> {
+        if self.has_ended() {
+            return Ok(0);
+        }
         let mut core = self.core.lock();
+        core.set_capacity(capacity);
+        let core = self.give_back_while(core, Core::excess_bytes)?;
+        Ok(core.buddy.arena.held_bytes())
+    }
+
+    /// Gives back what is held beyond the limits, after a span was freed or work was done: after a limit was lowered,
+    /// what is freed goes. Nobody has asked for that, so nobody is told of a failure, and what the driver would not take is tried again.
+    pub(super) fn give_back_excess(&self, core: MutexGuard<'_, Core>) {
+        if core.excess_bytes() > 0 {
+            // This may run where a block is dropped, and the driver's panic is no news of the block.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.give_back_while(core, Core::excess_bytes).map(drop)));
+        }
+    }
+
+    /// Gives idle handles back while there is an `excess`, in bytes, and any is left.
+    ///
+    /// # Errors
+    /// The driver's failure.
+    fn give_back_while<'a>(&'a self, mut core: MutexGuard<'a, Core>, excess: impl Fn(&Core) -> u64) -> Result<MutexGuard<'a, Core>> {
         loop {
-            let held = core.buddy.arena.held_bytes();
-            if held <= to {
-                return Ok(held);
+            let bytes = excess(&core);
+            if bytes == 0 {
+                return Ok(core);
             }
-            let (chosen, _) = idle_handles(&core, None, held - to);
+            let (chosen, _) = idle_handles(&core, None, bytes);
             if chosen.is_empty() && !core.buddy.arena.has_stuck_pieces() {
-                return Ok(held);
+                return Ok(core);
             }
             let work = core.begin_release(&chosen);
             core = self.give_back(core, work)?;
