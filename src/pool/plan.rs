@@ -80,6 +80,9 @@ impl Shared {
         }
         let own_room = match core.capacity {
             Some(_) if cfg!(vrampool_fault = "late_charge") => u64::MAX,
+            Some(_) if cfg!(vrampool_fault = "lowered_in_name") => {
+                self.options.maximum.unwrap_or(u64::MAX).saturating_sub(core.buddy.arena.held_bytes())
+            }
             Some(capacity) => capacity.saturating_sub(core.buddy.arena.held_bytes()),
             None => u64::MAX,
         };

@@ -22,6 +22,8 @@ impl Reader<'_> {
     fn op(&mut self) -> Option<Op> {
         let code = self.byte()?;
         Some(match code % 10 {
+            // Younger operations have codes that no committed file used for another.
+            5 if code == 75 => Op::SetMaximum { pages: self.byte()? },
             0..=2 => Op::Allocate {
                 size: Size { exponent: self.byte()?, fraction: self.short()? },
                 // One in three is aligned.
@@ -87,6 +89,7 @@ pub fn encode(setup: Setup, ops: &[Op]) -> Vec<u8> {
                 bytes.extend(offset.to_le_bytes());
             }
             Op::Trim { pages } => bytes.extend([7, pages]),
+            Op::SetMaximum { pages } => bytes.extend([75, pages]),
             Op::FreeAll { order } => bytes.extend([high(7, true), order]),
             Op::Fail { call, after, fatal } => bytes.extend([high(8, fatal), call, after]),
             Op::Amid { after, which, trim } => {
@@ -111,6 +114,7 @@ mod tests {
             Op::FreeUnderBuffer { which: 3 },
             Op::FreeInvalid { which: 4, offset: 513 },
             Op::Trim { pages: 9 },
+            Op::SetMaximum { pages: 5 },
             Op::FreeAll { order: 2 },
         ];
         for flag in [false, true] {

@@ -92,6 +92,11 @@ pub enum Op {
         /// How many.
         pages: u8,
     },
+    /// Set the pool's maximum.
+    SetMaximum {
+        /// To how many pages; 0 for none.
+        pages: u8,
+    },
     /// Free every block: from the lowest up, from the highest down, or every other first.
     FreeAll {
         /// In which order.
@@ -131,7 +136,11 @@ struct Runner {
     amid: Arc<Mutex<Amid>>,
     /// The most that can be held, in bytes: the maximum or the device's memory.
     limit: u64,
+    /// The device's memory, in bytes.
+    memory: u64,
     maximum: Option<u64>,
+    /// What was held when the maximum was set, as far as it has not gone since.
+    ceiling: u64,
     maps_pages: bool,
     /// What plain allocations lose to their addresses.
     padding: u64,
@@ -199,7 +208,7 @@ impl Runner {
         let hook = (Arc::clone(&shadow), Arc::clone(&amid));
         sim.set_hook(move |call| meanwhile(call, &hook.0, &hook.1));
         let padding = if odd { page } else { 0 };
-        Ok(Some(Self { sim, pool, shadow, amid, limit, maximum, maps_pages, padding, faults_planned: 0 }))
+        Ok(Some(Self { sim, pool, shadow, amid, limit, memory, maximum, ceiling: 0, maps_pages, padding, faults_planned: 0 }))
     }
 
     fn step(&mut self, op: &Op) -> Result<(), String> {
@@ -227,6 +236,20 @@ impl Runner {
                     Ok(held) => Err(format!("trim says {held} bytes, the device {}", self.sim.held_bytes(DEVICE))),
                     Err(error) if error.is_driver() && faults < self.faults_done() => Ok(()),
                     Err(error) => Err(format!("trim failed without a cause: {error}")),
+                }
+            }
+            Op::SetMaximum { pages } => {
+                let page = self.pool.page_bytes();
+                let maximum = (pages > 0).then(|| u64::from(pages) * page);
+                self.limit = self.memory.min(maximum.unwrap_or(self.memory));
+                (self.maximum, self.ceiling) = (maximum, self.sim.held_bytes(DEVICE));
+                let faults = self.faults_done();
+                // Off the page, as when the pool is built.
+                match self.pool.set_maximum(maximum.map(|maximum| maximum + page / 3)) {
+                    Ok(held) if held == self.sim.held_bytes(DEVICE) => Ok(()),
+                    Ok(held) => Err(format!("set_maximum says {held} bytes, the device {}", self.sim.held_bytes(DEVICE))),
+                    Err(error) if error.is_driver() && faults < self.faults_done() => Ok(()),
+                    Err(error) => Err(format!("setting the maximum failed without a cause: {error}")),
                 }
             }
             Op::FreeAll { order } => self.free_all(order),
@@ -353,15 +376,16 @@ impl Runner {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&mut self) -> Result<(), String> {
         self.pool.check()?;
-        let (statistics, held, peak) = (self.pool.statistics(), self.sim.held_bytes(DEVICE), self.sim.peak_bytes(DEVICE));
+        let (statistics, held, peak) = (self.pool.statistics(), self.sim.held_bytes(DEVICE), self.sim.restart_peak(DEVICE));
         if statistics.reserved_bytes != held {
             return Err(format!("the pool counts {} bytes, the device {held}", statistics.reserved_bytes));
         }
-        if self.maximum.is_some_and(|maximum| peak > maximum) {
+        if self.maximum.is_some_and(|maximum| peak > maximum.max(self.ceiling)) {
             return Err(format!("{peak} bytes were held at some moment, at most {:?} are allowed", self.maximum));
         }
+        self.ceiling = self.ceiling.min(held);
         let shadow = self.shadow.lock();
         if statistics.requested_bytes != shadow.requested() || statistics.live_blocks != shadow.len() as u64 {
             return Err(format!("{} blocks of {} bytes are live: {statistics:?}", shadow.len(), shadow.requested()));
@@ -410,10 +434,12 @@ fn meanwhile(call: Call, shadow: &Mutex<Shadow>, amid: &Mutex<Amid>) {
     };
     let Some(pool) = pool else { return };
     for (_, which, trim) in due {
+        // A free may call the driver, and so come back here: nothing is locked then.
+        let address = if trim { None } else { shadow.lock().take_raw(which) };
         if trim {
             // It may come upon a planned fault, and it may find nothing; the law of bytes holds all the same.
             let _ = pool.trim(0);
-        } else if let Some(address) = shadow.lock().take_raw(which)
+        } else if let Some(address) = address
             && let Err(error) = pool.free(address)
         {
             panic!("freeing {address} in the middle of {}: {error}", call.name());

@@ -68,6 +68,15 @@ impl SimDriver {
         self.state.lock().devices.get(device.0 as usize).map_or(0, |device| device.peak_bytes)
     }
 
+    /// The same, and what is held now is the most that was held from here on.
+    pub fn restart_peak(&self, device: DeviceId) -> u64 {
+        self.state
+            .lock()
+            .devices
+            .get_mut(device.0 as usize)
+            .map_or(0, |device| std::mem::replace(&mut device.peak_bytes, device.held_bytes))
+    }
+
     /// Bytes of pinned and managed memory held.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
