@@ -5,9 +5,9 @@
 
 use std::sync::PoisonError;
 
-pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::MutexGuard;
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::{Arc, Weak};
 #[cfg(feature = "sim")]
 pub(crate) use std::thread_local;
 

@@ -33,7 +33,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<u16>().prop_map(|which| Op::FreeUnderBuffer { which }),
         1 => (any::<u16>(), prop::sample::select(vec![0u16, 1, 255, 256, 257, 1024, 16384])).prop_map(|(which, offset)| Op::FreeInvalid { which, offset }),
         1 => (0..8u8).prop_map(|pages| Op::Trim { pages }),
-        1 => (0..20u8).prop_map(|pages| Op::SetMaximum { pages }),
+        1 => (0..20u8, any::<bool>()).prop_map(|(pages, shared)| Op::SetMaximum { pages, shared }),
         1 => (0..3u8).prop_map(|order| Op::FreeAll { order }),
     ]
 }

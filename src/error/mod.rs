@@ -51,9 +51,13 @@ pub struct OutOfMemory {
     pub reserved: u64,
     /// The most that the pool may hold, or `None` where only the device's memory limits it.
     pub capacity: Option<u64>,
+    /// The most that the pools under a common [limit](crate::MemoryLimit) may hold together; `None` where there is none.
+    pub limit: Option<u64>,
+    /// What they hold.
+    pub limit_held: Option<u64>,
     /// The device.
     pub device: DeviceId,
-    /// The driver's code, where the driver refused memory; `None` where the pool's own limit was reached.
+    /// The driver's code, where the driver refused memory; `None` where a limit was reached.
     pub code: Option<CuResult>,
     /// The bytes that the driver had free when it refused, by its own word; `None` where it was not asked. Where that is
     /// enough for the request, something else has run out: handles, or addresses.
@@ -168,6 +172,14 @@ impl fmt::Display for Error {
     }
 }
 
+impl OutOfMemory {
+    /// Whether the common limit leaves less than the pool's own.
+    fn is_for_common_limit(&self) -> bool {
+        let left = |most: Option<u64>, held: u64| most.map_or(u64::MAX, |most| most.saturating_sub(held));
+        left(self.limit, self.limit_held.unwrap_or_default()) < left(self.capacity, self.reserved)
+    }
+}
+
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "out of memory on device {}: {} asked for", self.device, Bytes(self.requested))?;
@@ -192,12 +204,16 @@ impl fmt::Display for OutOfMemory {
             Some(capacity) => write!(f, ", of at most {}", Bytes(capacity))?,
             None => f.write_str(", no limit set")?,
         }
+        if let (Some(limit), Some(held)) = (self.limit, self.limit_held) {
+            write!(f, "; {} held by all pools under one limit, of at most {}", Bytes(held), Bytes(limit))?;
+        }
         match (self.code, self.driver_free) {
             (Some(code), Some(free)) if free >= self.rounded => {
                 write!(f, "; the driver refused more with {code}, though it has {} free: handles or addresses ran out", Bytes(free))
             }
             (Some(code), Some(free)) => write!(f, "; the driver refused more with {code}, having {} free", Bytes(free)),
             (Some(code), None) => write!(f, "; the driver refused more with {code}"),
+            (None, _) if self.is_for_common_limit() => f.write_str("; the common limit is reached"),
             (None, _) => f.write_str("; the pool's limit is reached"),
         }
     }

@@ -3,7 +3,7 @@
 use super::core::Core;
 use super::options::Options;
 use super::request::{Request, Route};
-use super::{OutOfMemoryCallback, Pool, Shared};
+use super::{MemoryLimit, OutOfMemoryCallback, Pool, Shared};
 use crate::arena::{GRAIN_BYTES, MAX_GRAINS, MIN_PAGE_BYTES, Site};
 use crate::buddy::Shape;
 use crate::driver::{Call, Device, DeviceChoice, DeviceProperties, HandleProperties, HandleTypes, MemoryKind};
@@ -22,6 +22,7 @@ const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
 /// | [`kind`](Self::kind) | [`MemoryKind::Device`] | what memory |
 /// | [`initial`](Self::initial) | 0 | taken from the driver at once |
 /// | [`maximum`](Self::maximum) | none | the most that is held |
+/// | [`limit`](Self::limit) | none | the most that is held together with other pools |
 /// | [`growth`](Self::growth) | 0 | the least that is taken at a time, as a wish |
 /// | [`alignment`](Self::alignment) | 256 | of every address |
 /// | [`rdma`](Self::rdma) | no | whether network cards are to reach the memory |
@@ -33,6 +34,7 @@ const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
 pub struct PoolBuilder {
     device: Option<Device>,
     pub(super) options: Options,
+    limit: Option<MemoryLimit>,
     on_out_of_memory: Option<OutOfMemoryCallback>,
 }
 
@@ -57,8 +59,16 @@ impl PoolBuilder {
     }
 
     /// The most that the pool may hold from the driver at any moment, in bytes, rounded down to pages.
+    /// [`Pool::set_maximum`] sets another later.
     pub fn maximum(mut self, bytes: u64) -> Self {
         self.options.maximum = Some(bytes);
+        self
+    }
+
+    /// A limit that the pool shares with others: what they hold together is at most its
+    /// [maximum](MemoryLimit::maximum), beside the maximum that each may have of its own. Text cannot name one.
+    pub fn limit(mut self, limit: &MemoryLimit) -> Self {
+        self.limit = Some(limit.clone());
         self
     }
 
@@ -207,18 +217,22 @@ impl PoolBuilder {
         let driver = Arc::clone(device.driver());
         let site = Arc::new(Site { driver, device: device.id(), kind: options.kind, page_bytes, maps_pages, handle_properties });
         let initial = options.initial;
-        let shared = Shared {
-            core: Mutex::new(Core::new(Arc::clone(&site), capacity, options.slack)),
+        let limit = self.limit;
+        let shared = Arc::new(Shared {
+            core: Mutex::new(Core::new(Arc::clone(&site), capacity, limit.clone(), options.slack)),
             site,
             settled: Condvar::new(),
             options,
             memory_bytes,
             on_out_of_memory: self.on_out_of_memory,
-        };
+        });
         if initial > 0 {
             shared.take_initially(initial, capacity)?;
         }
-        Ok(Pool { shared: Arc::new(shared) })
+        if let Some(limit) = limit {
+            limit.join(&shared);
+        }
+        Ok(Pool { shared })
     }
 }
 

@@ -9,6 +9,7 @@
 //!   given back.
 
 use super::budget::Budget;
+use super::limit::MemoryLimit;
 use super::request::{Request, Route};
 use super::statistics::{ClassStatistics, Statistics};
 use crate::arena::{GRAIN_BYTES, Part, Site, Table, Work};
@@ -81,6 +82,8 @@ pub(super) struct Core {
     pub(super) capacity: Option<u64>,
     /// What is left of the bytes that were held when the capacity was set.
     ceiling: u64,
+    /// The limit that other pools share.
+    pub(super) limit: Option<MemoryLimit>,
     /// Bytes that work under way gives back.
     giving_back: u64,
     /// How many pieces of work are under way.
@@ -96,7 +99,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(site: Arc<Site>, capacity: Option<u64>, slack: f64) -> Self {
+    pub(super) fn new(site: Arc<Site>, capacity: Option<u64>, limit: Option<MemoryLimit>, slack: f64) -> Self {
         Self {
             buddy: Buddy::new(site),
             slabs: Slabs::new(),
@@ -106,6 +109,7 @@ impl Core {
             budget: Budget::new(slack),
             capacity,
             ceiling: 0,
+            limit,
             giving_back: 0,
             works: 0,
             begun: 0,
@@ -241,43 +245,68 @@ impl Core {
 
     // ---- work under way ----
 
-    /// Takes a window and begins to map these parts under it.
-    pub(super) fn begin_map(&mut self, window: &Window, parts: &[Part]) -> (Work, Vec<Run>) {
+    /// Takes a window and begins to map these parts under it; `None` where others have taken meanwhile what their common
+    /// limit had left.
+    pub(super) fn begin_map(&mut self, window: &Window, parts: &[Part]) -> Option<(Work, Vec<Run>)> {
+        let new = |part: &Part| if let Part::New(pages) = part { u64::from(pages.count) } else { 0 };
+        self.charge(parts.iter().map(new).sum::<u64>() * self.buddy.arena.page_bytes())?;
         let (work, free_parts) = self.buddy.begin_map(window, parts);
         self.window_grains += free_parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
-        self.begin_work();
-        (work, free_parts)
+        self.begin_work(0);
+        Some((work, free_parts))
     }
 
-    pub(super) fn begin_plain(&mut self, pages: u32) -> Work {
+    /// Begins a plain allocation; `None` as with `begin_map`.
+    pub(super) fn begin_plain(&mut self, pages: u32) -> Option<Work> {
+        self.charge(self.buddy.arena.plain_bytes(pages))?;
         let work = self.buddy.arena.begin_plain(pages);
-        self.begin_work();
-        work
+        self.begin_work(0);
+        Some(work)
+    }
+
+    /// Charges bytes to the limit that other pools share: what the arena is about to charge to itself.
+    fn charge(&self, bytes: u64) -> Option<()> {
+        self.limit.as_ref().is_none_or(|limit| limit.charge(bytes)).then_some(())
     }
 
     pub(super) fn begin_release(&mut self, handles: &[u32]) -> Work {
         let work = self.buddy.begin_release(handles);
-        self.giving_back += work.bytes();
-        self.begin_work();
+        self.begin_work(work.bytes());
         work
     }
 
-    pub(super) fn begin_work(&mut self) {
+    /// Notes that work has begun, which gives so many bytes back.
+    pub(super) fn begin_work(&mut self, giving_back: u64) {
         self.works += 1;
+        self.giving_back += giving_back;
+        if let Some(limit) = &self.limit {
+            limit.begin(giving_back);
+        }
         self.begun += 1;
         self.counts.peak_reserved_bytes = self.counts.peak_reserved_bytes.max(self.buddy.arena.held_bytes());
     }
 
-    pub(super) fn end_work(&mut self, progress: bool) {
+    /// Notes that work has ended: `credit` bytes are held no more, of `giving_back` that were to go.
+    pub(super) fn end_work(&mut self, credit: u64, giving_back: u64, progress: bool) {
         self.works -= 1;
+        self.giving_back -= giving_back;
+        self.ceiling = self.ceiling.min(self.buddy.arena.held_bytes());
         self.progress += u64::from(progress);
+        if let Some(limit) = &self.limit {
+            limit.end(credit, giving_back, progress);
+        }
+    }
+
+    /// The count of progress of all pools whose memory this one could have.
+    pub(super) fn progress_in_reach(&self) -> u64 {
+        self.limit.as_ref().map_or(self.progress, MemoryLimit::progress)
     }
 
     /// Books finished work. `parts` are the window's free runs; `keep` is what its request gets, if the work succeeded.
     /// Whether any page is mapped that was not.
     pub(super) fn settle(&mut self, work: Work, parts: &[Run], keep: Option<Run>) -> bool {
         let (before, gives_back, moved) = (self.buddy.arena.held_bytes(), work.gives_back(), work.moved_bytes());
-        self.giving_back -= if gives_back { work.bytes() } else { 0 };
+        let giving_back = if gives_back { work.bytes() } else { 0 };
         self.window_grains -= parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
         let mapped = self.buddy.settle(work, keep.unwrap_or_default());
         match keep {
@@ -287,15 +316,16 @@ impl Core {
             }
             None => self.buddy.put_back(parts),
         }
-        self.ceiling = self.ceiling.min(self.buddy.arena.held_bytes());
+        let credit = before - self.buddy.arena.held_bytes();
         // What a failed growth was charged is no progress: it was not held before. Nor is what it has put back.
-        self.end_work(keep.is_some() || (mapped && moved == 0) || (gives_back && self.buddy.arena.held_bytes() < before));
+        self.end_work(credit, giving_back, keep.is_some() || (mapped && moved == 0) || (gives_back && credit > 0));
         mapped
     }
 
     /// Whether memory is scarce: nearly as much is held as may be.
     pub(super) fn is_scarce(&self) -> bool {
         self.capacity.is_some_and(|limit| self.buddy.arena.held_bytes() >= limit - limit / SCARCE)
+            || self.limit.as_ref().is_some_and(|limit| limit.is_scarce(SCARCE))
     }
 
     /// The budget, and how many more bytes to take from the driver for a request of `grains` before handles are moved.
@@ -319,7 +349,16 @@ impl Core {
 
     /// How many bytes would have to go for the limits to hold.
     pub(super) fn excess_bytes(&self) -> u64 {
-        self.capacity.map_or(0, |capacity| self.kept_bytes().saturating_sub(capacity))
+        let own = self.capacity.map_or(0, |capacity| self.kept_bytes().saturating_sub(capacity));
+        own.max(self.limit.as_ref().map_or(0, MemoryLimit::excess_bytes))
+    }
+
+    /// Gives everything back, at the end of the pool.
+    pub(super) fn close(&mut self) {
+        let held = self.buddy.arena.held_bytes();
+        self.begin_work(held);
+        self.buddy.arena.close();
+        self.end_work(held - self.buddy.arena.held_bytes(), held, true);
     }
 
     // ---- numbers ----
@@ -340,6 +379,8 @@ impl Core {
             largest_free: self.buddy.largest_free_bytes(),
             reserved: self.buddy.arena.held_bytes(),
             capacity: self.capacity,
+            limit: self.limit.as_ref().map(MemoryLimit::maximum),
+            limit_held: self.limit.as_ref().map(MemoryLimit::held),
             device: self.buddy.arena.site().device,
             code,
             driver_free,
@@ -397,6 +438,9 @@ impl Core {
         }
         if self.capacity.is_some_and(|capacity| statistics.reserved_bytes > capacity.max(self.ceiling)) {
             return Err(format!("P3: over capacity, and over the {} bytes that were held before: {statistics:?}", self.ceiling));
+        }
+        if let Some(limit) = &self.limit {
+            limit.check(statistics.reserved_bytes)?;
         }
         let mut taken = self.slabs.grains();
         let mut requested = statistics.classes.iter().map(|class| class.requested_bytes).sum::<u64>();

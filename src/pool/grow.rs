@@ -13,11 +13,13 @@
 //! - I7 Nobody reports a lack of memory while other work is under way: wait for it and look again. A refusal by the driver
 //!   counts only where no other work was under way at any time during the attempt; otherwise that may have been its
 //!   cause, and the attempt is made again, alone. What a failed growth had taken for a moment is no news to anyone, so
-//!   requests that cannot be served do not keep each other trying.
+//!   requests that cannot be served do not keep each other trying. Where several pools share a limit, and that is what is
+//!   short, the other pools are asked for idle memory first, and their work counts as well.
 //! - I8 Access is set before anyone gets a page.
 
 use super::Shared;
 use super::core::{Core, Served};
+use super::limit::MemoryLimit;
 use super::plan::{Attempt, Step};
 use super::request::Request;
 use crate::arena::{Failure, Work};
@@ -94,7 +96,7 @@ impl Drop for Reserving<'_> {
     fn drop(&mut self) {
         let mut core = self.shared.core.lock();
         core.reserving = false;
-        core.end_work(self.done);
+        core.end_work(0, 0, self.done);
         drop(core);
         self.shared.settled.notify_all();
     }
@@ -137,15 +139,19 @@ impl Shared {
             no_addresses: !self.site.maps_pages,
             misplaced: false,
             contested: false,
-            progress: core.progress,
+            progress: core.progress_in_reach(),
+            ended: 0,
+            asked: None,
             stuck_tried: false,
         };
         loop {
+            attempt.ended = core.limit.as_ref().map_or(0, MemoryLimit::ended);
             if let Some(served) = core.serve(request) {
                 return Ok(Ok(served));
             }
-            if attempt.progress != core.progress {
-                attempt.progress = core.progress;
+            let progress = core.progress_in_reach();
+            if attempt.progress != progress {
+                attempt.progress = progress;
                 attempt.driver_room = None;
                 attempt.no_addresses = !self.site.maps_pages;
             }
@@ -200,7 +206,7 @@ impl Shared {
                     attempt.driver_room = None;
                 }
                 Step::Reserve => {
-                    core.begin_work();
+                    core.begin_work(0);
                     core.reserving = true;
                     drop(core);
                     let mut reserving = Reserving { shared: self, done: false };
@@ -210,7 +216,14 @@ impl Shared {
                     drop(reserving);
                     core = self.core.lock();
                 }
-                Step::Wait => core = self.settled.wait(core),
+                Step::Ask { limit, bytes } => {
+                    drop(core);
+                    attempt.asked = Some(limit.progress());
+                    self.ask_others(&limit, bytes);
+                    core = self.core.lock();
+                }
+                Step::Again => {}
+                Step::Wait => core = self.wait_for_work(core, attempt.ended),
                 Step::Refuse => {
                     // A slab needs several grains in a row; the request itself may need one.
                     return Ok(core

@@ -10,6 +10,7 @@ mod buffer;
 mod builder;
 mod core;
 mod grow;
+mod limit;
 mod options;
 mod plan;
 mod request;
@@ -18,6 +19,7 @@ mod trim;
 
 pub use buffer::{DeviceBuffer, FreeError};
 pub use builder::PoolBuilder;
+pub use limit::MemoryLimit;
 pub use statistics::{ClassStatistics, Statistics};
 
 use self::core::{Core, Served};
@@ -84,7 +86,8 @@ impl Shared {
 
     /// The most that can be held as the limits are, in bytes: what is beyond it need not be tried.
     fn most_bytes(&self, core: &Core) -> u64 {
-        core.capacity.unwrap_or(u64::MAX).min(self.memory_bytes)
+        let limit = core.limit.as_ref().map_or(u64::MAX, MemoryLimit::maximum);
+        core.capacity.unwrap_or(u64::MAX).min(limit).min(self.memory_bytes)
     }
 
     /// Asked before the lock is taken: in a forked child a thread that is not there may hold it.
@@ -131,7 +134,7 @@ impl Drop for Shared {
             return;
         }
         // Nobody is left to tell of a failure, and a panic here would end the process.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.core.lock().buddy.arena.close()));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.core.lock().close()));
     }
 }
 

@@ -3,6 +3,7 @@
 use super::Shared;
 use super::addresses::address_bytes;
 use super::core::Core;
+use super::limit::MemoryLimit;
 use super::request::Request;
 use super::trim::idle_handles;
 use crate::arena::{GRAIN_BYTES, Part, Work};
@@ -36,9 +37,13 @@ pub(super) struct Attempt {
     pub(super) misplaced: bool,
     /// Whether the driver refused while other work was under way: the next attempt waits until there is none.
     pub(super) contested: bool,
-    /// The core's count of progress that this attempt knows of. More than that is others' doing: what the driver has left
+    /// The count of progress, of all pools under the limit, that this attempt knows of. More than that is others' doing: what the driver has left
     /// may have changed, in memory and in addresses.
     pub(super) progress: u64,
+    /// How many pieces of work had ended, of all pools under the limit, when the memory was last looked at.
+    pub(super) ended: u64,
+    /// The progress up to which other pools had nothing to give.
+    pub(super) asked: Option<u64>,
     /// Whether the driver was asked once more to take back what it would not take before.
     pub(super) stuck_tried: bool,
 }
@@ -55,6 +60,10 @@ pub(super) enum Step {
     ReleaseStuck { work: Work },
     /// Reserve addresses for a run of this shape.
     Reserve,
+    /// Have the other pools of the limit give back idle memory until it leaves this much.
+    Ask { limit: MemoryLimit, bytes: u64 },
+    /// Look again: others have changed what the plan was made of.
+    Again,
     /// Wait until other work is settled.
     Wait,
     /// Give up.
@@ -86,7 +95,9 @@ impl Shared {
             Some(capacity) => capacity.saturating_sub(core.buddy.arena.held_bytes()),
             None => u64::MAX,
         };
-        let room = own_room.min(attempt.driver_room.unwrap_or(u64::MAX));
+        let room_without_others = own_room.min(attempt.driver_room.unwrap_or(u64::MAX));
+        let limit_room = core.limit.as_ref().map_or(u64::MAX, MemoryLimit::room_bytes);
+        let room = room_without_others.min(limit_room);
         let shape = request.shape;
         if self.site.maps_pages {
             // Fast where there is memory: the best of a few windows, and within the budget.
@@ -107,7 +118,7 @@ impl Shared {
                     return step;
                 }
             }
-            let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
+            let pages_bytes = self.bytes_to_map(request, false);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
             if !attempt.no_addresses && missing && pages_bytes <= room.hard.saturating_add(idle) {
                 // Another thread's addresses may do for this one, too.
@@ -115,14 +126,14 @@ impl Shared {
             }
         }
         if attempt.no_addresses {
-            let slack = if shape.alignment > GRAIN_BYTES { shape.alignment } else { 0 };
-            let least = (u64::from(shape.grains) * GRAIN_BYTES + slack).next_multiple_of(self.site.page_bytes);
+            let least = self.bytes_to_map(request, true);
             let room_without_padding = room.saturating_sub(core.buddy.arena.plain_bytes(0));
             let bytes = least.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
             let pages = (bytes / self.site.page_bytes) as u32;
             let needed = core.buddy.arena.plain_bytes(pages);
             if needed <= room && !attempt.misplaced {
-                return Step::Plain { work: core.begin_plain(pages), beyond: bytes > least };
+                let work = core.begin_plain(pages);
+                return work.map_or(Step::Again, |work| Step::Plain { work, beyond: bytes > least });
             }
             if let Some(work) = needed.checked_sub(room).and_then(|short| self.make_room(core, None, short)) {
                 return Step::Release { work };
@@ -132,7 +143,17 @@ impl Shared {
             return Step::ReleaseStuck { work: core.begin_release(&[]) };
         }
         // I7: what others are doing may serve this request.
-        if core.works > 0 { Step::Wait } else { Step::Refuse }
+        match &core.limit {
+            _ if core.works > 0 => Step::Wait,
+            Some(limit) if limit_room < room_without_others => self.look_to_others(limit, core, request, attempt),
+            _ => Step::Refuse,
+        }
+    }
+
+    /// What a request takes where nothing is mapped, in bytes: whole pages. A plain allocation is aligned by asking for more.
+    pub(super) fn bytes_to_map(&self, request: &Request, plain: bool) -> u64 {
+        let slack = if plain && request.shape.alignment > GRAIN_BYTES { request.shape.alignment } else { 0 };
+        (u64::from(request.shape.grains) * GRAIN_BYTES + slack).next_multiple_of(self.site.page_bytes)
     }
 
     fn bytes_of(&self, window: &Window) -> u64 {
@@ -210,7 +231,7 @@ impl Shared {
     }
 
     fn map(&self, core: &mut Core, window: &Window, filling: &Filling) -> Step {
-        let (work, parts) = core.begin_map(window, &filling.parts);
+        let Some((work, parts)) = core.begin_map(window, &filling.parts) else { return Step::Again };
         let beyond = u64::from(filling.new_pages) * self.site.page_bytes > self.bytes_of(window);
         Step::Map { work, parts, run: window.run, beyond }
     }

@@ -37,6 +37,34 @@ impl Shared {
         Ok(core.buddy.arena.held_bytes())
     }
 
+    /// Gives idle handles back until the limits hold, or none is left.
+    ///
+    /// # Errors
+    /// The driver's failure.
+    pub(super) fn come_down(&self) -> Result<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
+        self.give_back_while(self.core.lock(), Core::excess_bytes).map(drop)
+    }
+
+    /// Gives idle handles of `bytes` bytes back, or all there are, and what the driver would not take before.
+    ///
+    /// # Errors
+    /// The driver's failure.
+    pub(super) fn give_back_idle(&self, bytes: u64) -> Result<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
+        let mut core = self.core.lock();
+        let (chosen, _) = idle_handles(&core, None, bytes);
+        if chosen.is_empty() && !core.buddy.arena.has_stuck_pieces() {
+            return Ok(());
+        }
+        let work = core.begin_release(&chosen);
+        self.give_back(core, work).map(drop)
+    }
+
     /// Gives back what is held beyond the limits, after a span was freed or work was done: after a limit was lowered,
     /// what is freed goes. Nobody has asked for that, so nobody is told of a failure, and what the driver would not take is tried again.
     pub(super) fn give_back_excess(&self, core: MutexGuard<'_, Core>) {

@@ -23,7 +23,7 @@ impl Reader<'_> {
         let code = self.byte()?;
         Some(match code % 10 {
             // Younger operations have codes that no committed file used for another.
-            5 if code == 75 => Op::SetMaximum { pages: self.byte()? },
+            5 | 6 if code == 75 || code == 76 => Op::SetMaximum { pages: self.byte()?, shared: code == 76 },
             0..=2 => Op::Allocate {
                 size: Size { exponent: self.byte()?, fraction: self.short()? },
                 // One in three is aligned.
@@ -89,7 +89,7 @@ pub fn encode(setup: Setup, ops: &[Op]) -> Vec<u8> {
                 bytes.extend(offset.to_le_bytes());
             }
             Op::Trim { pages } => bytes.extend([7, pages]),
-            Op::SetMaximum { pages } => bytes.extend([75, pages]),
+            Op::SetMaximum { pages, shared } => bytes.extend([if shared { 76 } else { 75 }, pages]),
             Op::FreeAll { order } => bytes.extend([high(7, true), order]),
             Op::Fail { call, after, fatal } => bytes.extend([high(8, fatal), call, after]),
             Op::Amid { after, which, trim } => {
@@ -114,7 +114,6 @@ mod tests {
             Op::FreeUnderBuffer { which: 3 },
             Op::FreeInvalid { which: 4, offset: 513 },
             Op::Trim { pages: 9 },
-            Op::SetMaximum { pages: 5 },
             Op::FreeAll { order: 2 },
         ];
         for flag in [false, true] {
@@ -123,6 +122,7 @@ mod tests {
                 ops.push(Op::Allocate { size, alignment: 21, buffer: flag, contiguous });
             }
             ops.push(Op::Fail { call: 1, after: 2, fatal: flag });
+            ops.push(Op::SetMaximum { pages: 5, shared: flag });
             ops.push(Op::Amid { after: 3, which: 700, trim: flag });
         }
         assert_eq!(decode(&encode(setup, &ops)), (setup, ops));

@@ -16,7 +16,7 @@ pub use codec::{decode, encode};
 use crate::driver::sim::{FaultTarget, Piece, PlainPlacement, SimConfig, SimDriver};
 use crate::driver::{Call, Device, Driver};
 use crate::error::CuResult;
-use crate::pool::Pool;
+use crate::pool::{MemoryLimit, Pool};
 use crate::sync::{Arc, Mutex};
 use crate::units::{DeviceId, DevicePtr, MIB};
 use shadow::{Held, Shadow};
@@ -92,10 +92,12 @@ pub enum Op {
         /// How many.
         pages: u8,
     },
-    /// Set the pool's maximum.
+    /// Set the maximum of the pool, or of the limit that it shares.
     SetMaximum {
         /// To how many pages; 0 for none.
         pages: u8,
+        /// Whether that of the limit.
+        shared: bool,
     },
     /// Free every block: from the lowest up, from the highest down, or every other first.
     FreeAll {
@@ -129,6 +131,14 @@ struct Amid {
     pool: Option<Pool>,
 }
 
+/// A maximum.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bound {
+    maximum: Option<u64>,
+    /// What was held when it was set, as far as it has not gone since.
+    ceiling: u64,
+}
+
 struct Runner {
     sim: Arc<SimDriver>,
     pool: Pool,
@@ -138,9 +148,9 @@ struct Runner {
     limit: u64,
     /// The device's memory, in bytes.
     memory: u64,
-    maximum: Option<u64>,
-    /// What was held when the maximum was set, as far as it has not gone since.
-    ceiling: u64,
+    /// The pool's own maximum, and that of the limit that it shares with nobody.
+    bounds: [Bound; 2],
+    shared_limit: MemoryLimit,
     maps_pages: bool,
     /// What plain allocations lose to their addresses.
     padding: u64,
@@ -188,7 +198,9 @@ impl Runner {
         let limit = memory.min(maximum.unwrap_or(memory));
         let initial = u64::from(setup.initial_pages) * page;
         let device = Device::new(Arc::clone(&sim) as Arc<dyn Driver>, DEVICE).map_err(|error| error.to_string())?;
-        let mut builder = Pool::builder().device(device).initial(initial).growth(u64::from(setup.growth_pages) * page);
+        let shared_limit = MemoryLimit::new(u64::MAX);
+        let bounds = [Bound { maximum, ceiling: 0 }, Bound::default()];
+        let mut builder = Pool::builder().device(device).limit(&shared_limit).initial(initial).growth(u64::from(setup.growth_pages) * page);
         if let Some(maximum) = maximum {
             // Off the page, so that rounding down is put to the test.
             builder = builder.maximum(maximum + page / 3);
@@ -208,7 +220,7 @@ impl Runner {
         let hook = (Arc::clone(&shadow), Arc::clone(&amid));
         sim.set_hook(move |call| meanwhile(call, &hook.0, &hook.1));
         let padding = if odd { page } else { 0 };
-        Ok(Some(Self { sim, pool, shadow, amid, limit, memory, maximum, ceiling: 0, maps_pages, padding, faults_planned: 0 }))
+        Ok(Some(Self { sim, pool, shadow, amid, limit, memory, bounds, shared_limit, maps_pages, padding, faults_planned: 0 }))
     }
 
     fn step(&mut self, op: &Op) -> Result<(), String> {
@@ -238,20 +250,7 @@ impl Runner {
                     Err(error) => Err(format!("trim failed without a cause: {error}")),
                 }
             }
-            Op::SetMaximum { pages } => {
-                let page = self.pool.page_bytes();
-                let maximum = (pages > 0).then(|| u64::from(pages) * page);
-                self.limit = self.memory.min(maximum.unwrap_or(self.memory));
-                (self.maximum, self.ceiling) = (maximum, self.sim.held_bytes(DEVICE));
-                let faults = self.faults_done();
-                // Off the page, as when the pool is built.
-                match self.pool.set_maximum(maximum.map(|maximum| maximum + page / 3)) {
-                    Ok(held) if held == self.sim.held_bytes(DEVICE) => Ok(()),
-                    Ok(held) => Err(format!("set_maximum says {held} bytes, the device {}", self.sim.held_bytes(DEVICE))),
-                    Err(error) if error.is_driver() && faults < self.faults_done() => Ok(()),
-                    Err(error) => Err(format!("setting the maximum failed without a cause: {error}")),
-                }
-            }
+            Op::SetMaximum { pages, shared } => self.set_maximum(pages, shared),
             Op::FreeAll { order } => self.free_all(order),
             Op::Fail { call, after, fatal } => {
                 let kinds =
@@ -376,16 +375,41 @@ impl Runner {
         Ok(())
     }
 
+    fn set_maximum(&mut self, pages: u8, shared: bool) -> Result<(), String> {
+        let page = self.pool.page_bytes();
+        let maximum = (pages > 0).then(|| u64::from(pages) * page);
+        self.bounds[usize::from(shared)] = Bound { maximum, ceiling: self.sim.held_bytes(DEVICE) };
+        self.limit = self.bounds.iter().filter_map(|bound| bound.maximum).fold(self.memory, u64::min);
+        let faults = self.faults_done();
+        let result = if shared {
+            self.shared_limit.set_maximum(maximum.unwrap_or(u64::MAX))
+        } else {
+            // Off the page, as when the pool is built.
+            self.pool.set_maximum(maximum.map(|maximum| maximum + page / 3))
+        };
+        match result {
+            Ok(held) if held == self.sim.held_bytes(DEVICE) => Ok(()),
+            Ok(held) => Err(format!("it is said that {held} bytes are held, by the device {}", self.sim.held_bytes(DEVICE))),
+            Err(error) if error.is_driver() && faults < self.faults_done() => Ok(()),
+            Err(error) => Err(format!("setting the maximum failed without a cause: {error}")),
+        }
+    }
+
     fn check(&mut self) -> Result<(), String> {
         self.pool.check()?;
         let (statistics, held, peak) = (self.pool.statistics(), self.sim.held_bytes(DEVICE), self.sim.restart_peak(DEVICE));
         if statistics.reserved_bytes != held {
             return Err(format!("the pool counts {} bytes, the device {held}", statistics.reserved_bytes));
         }
-        if self.maximum.is_some_and(|maximum| peak > maximum.max(self.ceiling)) {
-            return Err(format!("{peak} bytes were held at some moment, at most {:?} are allowed", self.maximum));
+        if self.shared_limit.held() != held {
+            return Err(format!("the limit counts {} bytes, the device {held}", self.shared_limit.held()));
         }
-        self.ceiling = self.ceiling.min(held);
+        for bound in &mut self.bounds {
+            if bound.maximum.is_some_and(|maximum| peak > maximum.max(bound.ceiling)) {
+                return Err(format!("{peak} bytes were held at some moment, at most {bound:?} are allowed"));
+            }
+            bound.ceiling = bound.ceiling.min(held);
+        }
         let shadow = self.shadow.lock();
         if statistics.requested_bytes != shadow.requested() || statistics.live_blocks != shadow.len() as u64 {
             return Err(format!("{} blocks of {} bytes are live: {statistics:?}", shadow.len(), shadow.requested()));
@@ -415,6 +439,9 @@ impl Runner {
             return Err(format!("{} bytes are held after a trim to nothing", self.sim.held_bytes(DEVICE)));
         }
         drop(self.pool);
+        if self.shared_limit.held() != 0 {
+            return Err(format!("the pool is gone, and {} bytes are charged", self.shared_limit.held()));
+        }
         self.sim.audit()
     }
 }

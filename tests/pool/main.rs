@@ -5,6 +5,7 @@
 mod contiguous;
 mod fragmentation;
 mod geometry;
+mod giving_back;
 mod lifetime;
 mod limits;
 mod ownership;
