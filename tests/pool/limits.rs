@@ -49,7 +49,7 @@ impl Other {
 
 /// Runs `first`; in the middle of its first call of one of `calls` runs `second` on another thread, until that waits or
 /// has ended. What is asserted must hold wherever the one catches up with the other; what is forbidden shows here.
-fn amid<A: Send, B: Send>(
+pub(crate) fn amid<A: Send, B: Send>(
     machine: &Machine,
     calls: &'static [Call],
     first: impl FnOnce() -> A + Send,
@@ -75,8 +75,8 @@ fn amid<A: Send, B: Send>(
     results
 }
 
-const TAKING: &[Call] = &[Call::MemCreate, Call::MemAlloc, Call::MemAllocHost, Call::MemAllocManaged];
-const GIVING: &[Call] = &[Call::MemUnmap, Call::MemFree, Call::MemFreeHost];
+pub(crate) const TAKING: &[Call] = &[Call::MemCreate, Call::MemAlloc, Call::MemAllocHost, Call::MemAllocManaged];
+pub(crate) const GIVING: &[Call] = &[Call::MemUnmap, Call::MemFree, Call::MemFreeHost];
 
 /// Memory that is charged to a growth which then fails is free: who was refused meanwhile was told a lie.
 #[test]

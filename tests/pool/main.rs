@@ -10,6 +10,7 @@ mod lifetime;
 mod limits;
 mod ownership;
 mod purposes;
+mod sharing;
 mod sizes;
 mod support;
 mod threads;
