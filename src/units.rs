@@ -1,6 +1,7 @@
 //! Addresses and sizes: newtypes, named constants, checked arithmetic, and sizes as people write them.
 
 use std::fmt;
+use std::time::Duration;
 
 /// 1 KiB in bytes.
 pub const KIB: u64 = 1 << 10;
@@ -163,6 +164,35 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     bytes.checked_add((part / scale) as u64).ok_or_else(too_large)
 }
 
+/// The units of time, each in nanoseconds, longest first.
+const TIME_UNITS: [(&str, u128); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1000), ("ns", 1)];
+
+/// Reads a time: a whole number with a unit, `s`, `ms`, `us` or `ns`, such as `10s` or `500us`.
+///
+/// # Errors
+/// A sentence that says what is wrong with `text`: no number, no unit or an unknown one, or a time that does not fit a
+/// [`Duration`].
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let known = TIME_UNITS.iter().find(|(name, _)| *name == unit.trim());
+    let (Some((_, unit_ns)), false) = (known, number.is_empty()) else {
+        return Err(format!("time '{text}' is not a whole number with a unit, such as 10s, 1ms or 500us"));
+    };
+    let too_long = || format!("time '{text}' is longer than any there is");
+    let nanoseconds = number.parse::<u128>().ok().and_then(|number| number.checked_mul(*unit_ns)).ok_or_else(too_long)?;
+    let seconds = u64::try_from(nanoseconds / 1_000_000_000).map_err(|_| too_long())?;
+    Ok(Duration::new(seconds, (nanoseconds % 1_000_000_000) as u32))
+}
+
+/// A time in the form that [`parse_duration`] reads, in the longest unit of which it is a whole number.
+pub(crate) fn duration_text(duration: Duration) -> String {
+    let nanoseconds = duration.as_nanos();
+    let whole = TIME_UNITS.iter().find(|(_, unit_ns)| nanoseconds.is_multiple_of(*unit_ns));
+    whole.map_or_else(String::new, |(unit, unit_ns)| format!("{}{unit}", nanoseconds / unit_ns))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,6 +242,28 @@ mod tests {
             "1.0000000000001GiB",
         ] {
             assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_and_written() {
+        for (text, time) in [
+            ("10s", Duration::from_secs(10)),
+            ("1ms", Duration::from_millis(1)),
+            ("500us", Duration::from_micros(500)),
+            ("0s", Duration::ZERO),
+            ("7ns", Duration::from_nanos(7)),
+            ("1000000001ns", Duration::new(1, 1)),
+            ("18446744073709551615s", Duration::from_secs(u64::MAX)),
+            ("18446744073709551615999999999ns", Duration::MAX),
+        ] {
+            assert_eq!((parse_duration(text), duration_text(time)), (Ok(time), text.to_owned()));
+        }
+        assert_eq!(parse_duration(" 3 s "), Ok(Duration::from_secs(3)));
+        assert_eq!(duration_text(Duration::from_millis(2000)), "2s");
+        let long = "340282366920938463463374607431768211456s";
+        for text in ["", "s", "10", "1.5s", "-1s", "1m", "1 S", "1sec", "0x1s", "18446744073709551616s", long] {
+            assert!(parse_duration(text).is_err(), "{text}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! The options of a pool.
 
 use super::core::Core;
+use super::decay::{Clock, Decay};
 use super::options::Options;
 use super::request::{Request, Route};
 use super::{MemoryLimit, OutOfMemoryCallback, Pool, Shared};
@@ -10,6 +11,7 @@ use crate::driver::{Call, Device, DeviceChoice, DeviceProperties, HandleProperti
 use crate::error::{CuResult, Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::units::{Bytes, MIN_ALIGNMENT, align_down, checked_align_up};
+use std::time::Duration;
 
 /// The variable that has a pool's options.
 const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
@@ -28,6 +30,7 @@ const CONFIG_VARIABLE: &str = "VRAMPOOL_CONFIG";
 /// | [`rdma`](Self::rdma) | no | whether network cards are to reach the memory |
 /// | [`shareable`](Self::shareable) | none | how the memory is to be shared with other processes |
 /// | [`no_vmm`](Self::no_vmm) | no | whether memory comes in plain allocations even where pages can be mapped |
+/// | [`decay`](Self::decay) | none | the period after which memory that was not needed goes back |
 /// | [`slack`](Self::slack) | 0.02 | what is held beyond the peak in use before memory is moved |
 #[derive(Clone, Debug, Default)]
 #[must_use]
@@ -36,6 +39,7 @@ pub struct PoolBuilder {
     pub(super) options: Options,
     limit: Option<MemoryLimit>,
     on_out_of_memory: Option<OutOfMemoryCallback>,
+    clock: Option<Clock>,
 }
 
 impl PoolBuilder {
@@ -114,6 +118,24 @@ impl PoolBuilder {
         self
     }
 
+    /// Gives memory back with time: at the end of each period of this length, what is held beyond 1 + [`slack`](Self::slack) times
+    /// the most that was in use during it goes back to the driver, as far as it is wholly free. What the pool took
+    /// [initially](Self::initial) is no exception.
+    ///
+    /// The pool's calls look whether a period has ended when they allocate or free a span (a block over 64 KiB, or the
+    /// last of a slab) or take memory from the driver; slots of slabs cost nothing more. A program that goes idle calls [`Pool::decay`].
+    pub fn decay(mut self, period: Duration) -> Self {
+        self.options.decay = Some(period);
+        self
+    }
+
+    /// The clock by which [`decay`](Self::decay) goes: the time since any fixed moment. Without one it is
+    /// [`Instant`](std::time::Instant). It is called without any lock, from whichever thread uses the pool.
+    pub fn clock(mut self, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        self.clock = Some(Clock(Arc::new(clock)));
+        self
+    }
+
     /// A function to call before a request fails for lack of memory. It may use the pool, and returns whether to look
     /// again; it is called once more each time that this has not helped.
     ///
@@ -126,7 +148,8 @@ impl PoolBuilder {
 
     /// Sets options from text: `key=value` pairs with commas between, a key being an option's name here. Sizes read as
     /// [`parse_bytes`](crate::units::parse_bytes) reads them, kinds are `device`, `pinned` and `managed`, types to share by are
-    /// `none`, `fd`, `fabric` and `fd+fabric`, a share is a number such as `0.02`, and what is or is not is `true` or `false`. Empty text sets nothing.
+    /// `none`, `fd`, `fabric` and `fd+fabric`, times read as
+    /// [`parse_duration`](crate::units::parse_duration) reads them, a share is a number such as `0.02`, and what is or is not is `true` or `false`. Empty text sets nothing.
     ///
     /// ```
     /// let builder = vrampool::Pool::builder().configure("initial=64MiB,maximum=8GiB,shareable=fd")?;
@@ -182,7 +205,7 @@ impl PoolBuilder {
     /// - [`Error::is_unavailable`]: there is no device, or it lacks this kind of memory, or it or this process cannot have
     ///   memory made for what is asked.
     /// - [`Error::is_invalid_argument`]: a maximum below one page or below the initial size, another alignment than 256 or
-    ///   512, a slack that is not a share from 0 to 1000, or memory made for something where there is no virtual memory management: with [`Self::no_vmm`], or another
+    ///   512, a slack that is not a share from 0 to 1000, a decay after no time, or memory made for something where there is no virtual memory management: with [`Self::no_vmm`], or another
     ///   kind than [`MemoryKind::Device`].
     /// - [`Error::is_out_of_memory`], [`Error::is_driver`]: the initial size could not be had.
     pub fn build(self) -> Result<Pool> {
@@ -218,13 +241,18 @@ impl PoolBuilder {
         let site = Arc::new(Site { driver, device: device.id(), kind: options.kind, page_bytes, maps_pages, handle_properties });
         let initial = options.initial;
         let limit = self.limit;
+        let mut core = Core::new(Arc::clone(&site), capacity, limit.clone(), options.slack);
+        // The clock is called where there is a use for it, and nowhere else.
+        let clock = options.decay.map(|_| self.clock.unwrap_or_else(Clock::monotonic));
+        core.decay = options.decay.zip(clock.as_ref()).map(|(period, clock)| Decay::new(period, (clock.0)()));
         let shared = Arc::new(Shared {
-            core: Mutex::new(Core::new(Arc::clone(&site), capacity, limit.clone(), options.slack)),
+            core: Mutex::new(core),
             site,
             settled: Condvar::new(),
             options,
             memory_bytes,
             on_out_of_memory: self.on_out_of_memory,
+            clock,
         });
         if initial > 0 {
             shared.take_initially(initial, capacity)?;

@@ -9,6 +9,7 @@
 //!   given back.
 
 use super::budget::Budget;
+use super::decay::Decay;
 use super::limit::MemoryLimit;
 use super::request::{Request, Route};
 use super::statistics::{ClassStatistics, Statistics};
@@ -78,6 +79,8 @@ pub(super) struct Core {
     serial: u32,
     pub(super) counts: Counts,
     budget: Budget,
+    /// Where memory goes back with time.
+    pub(super) decay: Option<Decay>,
     /// The most bytes that may be held.
     pub(super) capacity: Option<u64>,
     /// What is left of the bytes that were held when the capacity was set.
@@ -107,6 +110,7 @@ impl Core {
             serial: 0,
             counts: Counts::default(),
             budget: Budget::new(slack),
+            decay: None,
             capacity,
             ceiling: 0,
             limit,
@@ -129,8 +133,17 @@ impl Core {
             return Some(served);
         }
         let run = self.buddy.take(request.shape, self.is_scarce())?;
-        self.budget.note_taken(run.len, self.buddy.taken_grains());
+        self.note_taken(run);
         Some(self.accept(run, request))
+    }
+
+    /// Notes that a run was taken, by those who keep what is held near what is in use.
+    fn note_taken(&mut self, run: Run) {
+        let taken = self.buddy.taken_grains();
+        self.budget.note_taken(run.len, taken);
+        if let Some(decay) = &mut self.decay {
+            decay.note_taken(taken);
+        }
     }
 
     /// Serves a request from a run that was taken for it.
@@ -312,7 +325,7 @@ impl Core {
         match keep {
             Some(run) => {
                 self.budget.note_moved(moved);
-                self.budget.note_taken(run.len, self.buddy.taken_grains());
+                self.note_taken(run);
             }
             None => self.buddy.put_back(parts),
         }

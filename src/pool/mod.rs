@@ -9,6 +9,7 @@ mod budget;
 mod buffer;
 mod builder;
 mod core;
+mod decay;
 mod grow;
 mod limit;
 mod options;
@@ -28,8 +29,9 @@ use crate::driver::{Call, HandleProperties, MemoryKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::units::{DeviceId, DevicePtr, MIN_ALIGNMENT};
+use decay::Clock;
 use options::Options;
-use request::Request;
+use request::{Request, Route};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -54,6 +56,8 @@ struct Shared {
     /// The memory that there is, in bytes, whatever the limits.
     memory_bytes: u64,
     on_out_of_memory: Option<OutOfMemoryCallback>,
+    /// Where memory goes back with time.
+    clock: Option<Clock>,
 }
 
 impl Shared {
@@ -73,6 +77,10 @@ impl Shared {
         }
         let mut core = self.core.lock();
         if let Some(served) = core.serve(&request) {
+            drop(core);
+            if request.route == Route::Run {
+                self.decay_by_the_way();
+            }
             return Ok(served);
         }
         if request.block_bytes() > self.most_bytes(&core) {
@@ -81,6 +89,7 @@ impl Shared {
         drop(core);
         let result = self.grow(&request);
         self.give_back_excess(self.core.lock());
+        self.decay_by_the_way();
         result
     }
 
@@ -110,6 +119,7 @@ impl Shared {
         core.free(address, serial).map_err(|why| Error::invalid_free(address, why))?;
         if core.buddy.taken_grains() < taken {
             self.give_back_excess(core);
+            self.decay_by_the_way();
         }
         Ok(())
     }
@@ -288,6 +298,20 @@ impl Pool {
     /// O(handles held), and two driver calls for each handle given back.
     pub fn trim(&self, to: u64) -> Result<u64> {
         self.shared.trim(to)
+    }
+
+    /// Gives back what the last full period did not need, where one has ended: for a program that goes idle, and so makes
+    /// none of the calls that do this by the way. See [`PoolBuilder::decay`]; without it nothing goes. Returns the bytes held then.
+    ///
+    /// The name is that of jemalloc's `arena.<i>.decay`, which is for the same.
+    ///
+    /// # Errors
+    /// As [`Pool::trim`].
+    ///
+    /// # Complexity
+    /// As [`Pool::trim`] at the end of a period, otherwise O(1).
+    pub fn decay(&self) -> Result<u64> {
+        self.shared.decay()
     }
 
     /// Sets the most that the pool may hold from the driver, in bytes, rounded down to pages, or that only the device

@@ -2,8 +2,9 @@
 
 use crate::driver::{HandleTypes, MemoryKind};
 use crate::error::{Error, Result};
-use crate::units::{MIN_ALIGNMENT, parse_bytes};
+use crate::units::{MIN_ALIGNMENT, duration_text, parse_bytes, parse_duration};
 use std::fmt;
+use std::time::Duration;
 
 const DEFAULT_SLACK: f64 = 0.02;
 /// With this much, nothing but a limit ever has memory moved.
@@ -21,6 +22,7 @@ pub(super) struct Options {
     pub(super) shareable: HandleTypes,
     pub(super) no_vmm: bool,
     pub(super) slack: f64,
+    pub(super) decay: Option<Duration>,
 }
 
 impl Default for Options {
@@ -35,13 +37,14 @@ impl Default for Options {
             shareable: HandleTypes::NONE,
             no_vmm: false,
             slack: DEFAULT_SLACK,
+            decay: None,
         }
     }
 }
 
 impl Options {
     /// Every option by its name, with its value as text; `None` where no text stands for it.
-    fn pairs(&self) -> [(&'static str, Option<String>); 9] {
+    fn pairs(&self) -> [(&'static str, Option<String>); 10] {
         [
             ("kind", Some(self.kind.to_string())),
             ("initial", Some(self.initial.to_string())),
@@ -52,6 +55,7 @@ impl Options {
             ("shareable", Some(self.shareable.to_string())),
             ("no_vmm", Some(self.no_vmm.to_string())),
             ("slack", Some(self.slack.to_string())),
+            ("decay", self.decay.map(duration_text)),
         ]
     }
 
@@ -70,6 +74,7 @@ impl Options {
             "rdma" => truth().map(|rdma| self.rdma = rdma),
             "shareable" => value.parse().map(|types| self.shareable = types),
             "no_vmm" => truth().map(|no_vmm| self.no_vmm = no_vmm),
+            "decay" => parse_duration(value).map(|period| self.decay = Some(period)),
             "slack" => value.parse().map(|share| self.slack = share).map_err(|_| format!("'{value}' is not a number such as 0.02")),
             _ => {
                 let known = self.pairs().map(|(key, _)| key).join(", ");
@@ -124,6 +129,9 @@ impl Options {
         if !(0.0..=MAX_SLACK).contains(&self.slack) {
             return Err(Error::invalid_argument(format!("a slack of {} is not a share from 0 to {MAX_SLACK}", self.slack)));
         }
+        if self.decay == Some(Duration::ZERO) {
+            return Err(Error::invalid_argument("memory cannot decay after no time; Pool::trim gives it back at once"));
+        }
         Ok(())
     }
 }
@@ -161,6 +169,9 @@ mod tests {
             ("no_vmm=true", Pool::builder().no_vmm(true)),
             ("slack=0.4", Pool::builder().slack(0.4)),
             ("slack=0", Pool::builder().slack(0.0)),
+            ("decay=10s", Pool::builder().decay(Duration::from_secs(10))),
+            ("decay=1500us", Pool::builder().decay(Duration::from_micros(1500))),
+            ("decay=18446744073709551615999999999ns", Pool::builder().decay(Duration::MAX)),
             ("", Pool::builder()),
             (
                 "initial=2097152,maximum=8388608,growth=4194304,alignment=512,rdma=true,shareable=fd+fabric",
@@ -228,6 +239,8 @@ mod tests {
             ("shareable=9", "'9' is none of"),
             ("slack=", "option 'slack': '' is not a number"),
             ("slack=much", "'much'"),
+            ("decay=10", "option 'decay': time '10'"),
+            ("decay=none", "option 'decay'"),
         ] {
             let error = Pool::builder().configure(text).unwrap_err();
             assert!(error.is_invalid_argument() && error.to_string().contains(reason), "{text}: {error}");

@@ -1,12 +1,14 @@
 //! Memory that goes back: by a trim, by a maximum that is lowered, and with time.
 
 use crate::support::{DEVICE, MAPPED, Machine, SOURCES, free};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
+use std::time::Duration;
 use vrampool::driver::Call;
 use vrampool::error::CuResult;
 use vrampool::units::{GIB, MIB};
-use vrampool::{DeviceBuffer, Pool};
+use vrampool::{DeviceBuffer, Pool, PoolBuilder};
 
 /// A lowered maximum that only growth looks at leaves a pool above it for ever, unless somebody calls trim.
 #[test]
@@ -252,4 +254,161 @@ fn two_free_stretches_serve_one_request_where_pages_are_mapped() {
         machine.finish(pool);
     }
     assert_eq!(machine.sim.held_bytes(DEVICE), 0);
+}
+
+/// A clock that stands until it is told to go on, and counts who looks at it.
+#[derive(Clone, Debug, Default)]
+struct Time(Arc<AtomicU64>, Arc<AtomicU64>);
+
+impl Time {
+    fn pass(&self, milliseconds: u64) {
+        self.0.fetch_add(milliseconds, Ordering::Relaxed);
+    }
+
+    fn looks(&self) -> u64 {
+        self.1.load(Ordering::Relaxed)
+    }
+
+    /// A builder with a period of a second.
+    fn builder(&self, machine: &Machine) -> PoolBuilder {
+        let time = self.clone();
+        machine.builder().slack(0.0).configure("decay=1s").unwrap().clock(move || {
+            time.1.fetch_add(1, Ordering::Relaxed);
+            Duration::from_millis(time.0.load(Ordering::Relaxed))
+        })
+    }
+}
+
+/// A peak that has passed is held for ever without decay; given back at once, it is made anew all the time.
+#[test]
+fn what_was_not_needed_for_a_whole_period_goes() {
+    for source in SOURCES.into_iter().filter(|source| !source.pads()) {
+        let page = source.page_bytes();
+        let (machine, time) = (Machine::large(source), Time::default());
+        let pool = time.builder(&machine).build().unwrap();
+        let blocks = |count: u64| (0..count).map(|_| pool.allocate_buffer(page).unwrap()).collect::<Vec<_>>();
+        let kept = blocks(1);
+        for _ in 0..5 {
+            // The same need in every period, however little is in use at its end.
+            drop(blocks(6));
+            time.pass(1000);
+            assert_eq!(pool.decay().unwrap(), 7 * page, "{source:?}");
+        }
+        assert_eq!(machine.takings(), 7, "{source:?}: made once");
+        // The need is less; the period that has seen the last of the peak must end, and one more.
+        drop(blocks(2));
+        time.pass(999);
+        drop(blocks(2));
+        assert_eq!(machine.check(&pool).reserved_bytes, 7 * page, "{source:?}: the period has not ended");
+        time.pass(1);
+        drop(blocks(1));
+        assert_eq!(machine.check(&pool).reserved_bytes, 3 * page, "{source:?}: by the way of an allocation and a free");
+        // A program that goes idle, and looks in long after.
+        time.pass(60_000);
+        assert_eq!(pool.decay().unwrap(), page, "{source:?}: what is in use stays");
+        drop(blocks(9));
+        assert_eq!(machine.check(&pool).reserved_bytes, 10 * page, "{source:?}: and it grows again");
+        drop(kept);
+        time.pass(2000);
+        assert_eq!(pool.decay().unwrap(), 0, "{source:?}");
+        machine.finish(pool);
+    }
+}
+
+#[test]
+fn nobody_looks_at_the_clock_for_a_slot_or_without_decay() {
+    let (machine, time) = (Machine::large(MAPPED[1]), Time::default());
+    let pool = time.builder(&machine).build().unwrap();
+    let first = pool.allocate_buffer(300).unwrap();
+    let looks = time.looks();
+    for _ in 0..10 {
+        drop(pool.allocate_buffer(300).unwrap());
+        drop(pool.statistics());
+    }
+    assert_eq!(time.looks(), looks);
+    drop(pool.allocate_buffer(100_000).unwrap());
+    assert_eq!(time.looks(), looks + 2, "a span is taken and given");
+    drop(first);
+    machine.finish(pool);
+    let clock = || -> Duration { panic!("there is no decay to look for") };
+    let pool = machine.builder().clock(clock).build().unwrap();
+    drop(pool.allocate_buffer(MIB).unwrap());
+    assert_eq!((pool.decay().unwrap(), pool.config()), (2 * MIB, String::new()), "nothing goes, and no text tells of a clock");
+    machine.finish(pool);
+    assert!(machine.builder().decay(Duration::ZERO).build().unwrap_err().is_invalid_argument());
+}
+
+/// Larger pieces than what is to go would take what is needed along.
+#[test]
+fn decay_takes_no_more_than_was_not_needed() {
+    let (machine, time) = (Machine::large(MAPPED[1]), Time::default());
+    let pool = time.builder(&machine).build().unwrap();
+    drop(pool.allocate_buffer(8 * GIB).unwrap());
+    let largest = 32 * MIB;
+    time.pass(1000);
+    assert_eq!(pool.decay().unwrap(), 8 * GIB);
+    for need in [GIB + 5 * MIB, GIB, 7 * MIB] {
+        drop(pool.allocate_buffer(need).unwrap());
+        time.pass(1000);
+        pool.decay().unwrap();
+        drop(pool.allocate_buffer(need).unwrap());
+        time.pass(1000);
+        let held = pool.decay().unwrap();
+        assert!(held >= need && held < need + largest, "{held} for {need}");
+    }
+    machine.finish(pool);
+}
+
+/// Who allocates or frees has not asked for memory to be given back, and gets what it asked for.
+#[test]
+fn decay_by_the_way_fails_in_silence_and_is_made_up_for() {
+    for panics in [false, true] {
+        let (machine, time) = (Machine::large(MAPPED[1]), Time::default());
+        let pool = time.builder(&machine).build().unwrap();
+        drop((0..8).map(|_| pool.allocate_buffer(2 * MIB).unwrap()).collect::<Vec<_>>());
+        let block = pool.allocate_buffer(2 * MIB).unwrap();
+        time.pass(5000);
+        let next = vrampool::driver::sim::FaultTarget::MemoryCalls;
+        if panics {
+            machine.sim.panic_at(next, 0)
+        } else {
+            machine.sim.fail(next, 0, CuResult::ERROR_UNKNOWN)
+        }
+        block.free().unwrap();
+        machine.check(&pool);
+        time.pass(5000);
+        assert_eq!(pool.decay().unwrap() + pool.trim(0).unwrap(), 0);
+        machine.finish(pool);
+    }
+}
+
+/// Two threads at the end of a period, and a third that grows.
+#[test]
+fn a_period_ends_once_however_many_see_it() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let (machine, time) = (Machine::large(source), Time::default());
+        let pool = time.builder(&machine).build().unwrap();
+        for _ in 0..50 {
+            drop((0..6).map(|_| pool.allocate_buffer(page).unwrap()).collect::<Vec<_>>());
+            time.pass(700);
+            let together = Barrier::new(3);
+            thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        together.wait();
+                        pool.decay().unwrap();
+                    });
+                }
+                scope.spawn(|| {
+                    together.wait();
+                    pool.allocate_buffer(2 * page).unwrap().free().unwrap();
+                });
+            });
+            assert!(machine.check(&pool).reserved_bytes <= 8 * page, "{source:?}");
+        }
+        time.pass(9000);
+        assert_eq!(pool.decay().unwrap(), 0, "{source:?}");
+        machine.finish(pool);
+    }
 }
