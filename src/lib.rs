@@ -26,6 +26,8 @@
 //! - Physical memory is mapped page by page under a large range of reserved addresses. Where the device cannot do that,
 //!   and for pinned and managed memory, the pool is made of plain allocations.
 //! - Every address is a multiple of 256; [`Pool::allocate_aligned`] goes up to 1 GiB.
+//! - What is held has a [maximum](Pool::set_maximum), of one pool or [of several together](MemoryLimit), and goes back
+//!   [on demand](Pool::trim) or [with time](PoolBuilder::decay).
 //! - A failed operation changes nothing, and its [`Error`] has the numbers. Freeing what is not a live block is an error.
 //! - All layers stand on one trait, [`driver::Driver`], and run unchanged on [CUDA](driver::cuda) and on the
 //!   [simulated device](driver::sim).

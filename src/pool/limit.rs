@@ -50,7 +50,8 @@ struct Common {
 ///
 /// A pool for which the limit leaves too little has the other pools give idle memory back to the driver, so memory that one of them
 /// does not need is there for any. That holds for the limit alone: it is a wish until the driver agrees, and where the driver refuses
-/// memory that the limit would allow, other pools are not asked, and the error has what the driver said.
+/// memory that the limit would allow, other pools are not asked, as little as those without a common limit, and the error has what
+/// the driver said.
 ///
 /// The name is that of cgroups (`memory.max`, a group's memory limit) and of RMM's limiting adaptor: something that is put over
 /// allocators and holds for all that they take.

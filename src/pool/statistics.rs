@@ -27,7 +27,7 @@ pub struct Statistics {
     pub padding_bytes: u64,
     /// Bytes held from the driver.
     pub reserved_bytes: u64,
-    /// The most that may be held; `None` where only the device limits it.
+    /// The pool's maximum as it is now, in whole pages; `None` where only the device, or a limit that it shares, limits it.
     pub capacity_bytes: Option<u64>,
     /// The most that `requested_bytes` ever was.
     pub peak_requested_bytes: u64,
