@@ -197,7 +197,11 @@ impl Shared {
                 return Some(Step::Release { work: core.begin_release(&chosen) });
             }
         }
-        // Where too few are idle, the budget is overdrawn.
+        // Where too few are idle, the budget is overdrawn. Under a limit nothing is moved for that: it would not be kept all the
+        // same, and measured, the limit is reached with more whole pages left.
+        if needed <= room.hard && room.hard < u64::MAX {
+            return Some(self.map(core, window, &fill(&window.missing, &[], u32::MAX, handle_pages)));
+        }
         (short_of(room.hard) == 0).then(|| self.map(core, window, &filling))
     }
 
