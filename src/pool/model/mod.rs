@@ -53,7 +53,8 @@ impl Machine {
             builder = builder.maximum(pages * PAGE);
         }
         let pool = change(builder).build().unwrap();
-        let machine = Self { sim, pool, watched: Cell::default(), violation: Cell::default(), limit: maximum.map_or(memory, |pages| pages * PAGE) };
+        let machine =
+            Self { sim, pool, watched: Cell::default(), violation: Cell::default(), limit: maximum.map_or(memory, |pages| pages * PAGE) };
         machine.watch(|_| ());
         machine
     }
@@ -126,11 +127,6 @@ fn grow(sim: &SimDriver, pool: &Pool, bytes: u64, limit: u64) -> Result<DeviceBu
     result
 }
 
-/// A thread that frees a block.
-fn freer(buffer: DeviceBuffer) -> JoinHandle<Result<()>> {
-    spawn(move || buffer.free().map_err(|refused| Error::invalid_argument(refused.to_string())))
-}
-
 fn joined<T>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
@@ -157,8 +153,8 @@ fn access_is_set_before_anyone_gets_a_page() {
 fn room_for_one() {
     let machine = Machine::new(64, Some(3), |builder| builder);
     let [block, other] = machine.blocks();
-    let (free, threads) = (freer(block), [machine.grower(PAGE), machine.grower(PAGE)]);
-    joined(free).unwrap();
+    let threads = [machine.grower(PAGE), machine.grower(PAGE)];
+    block.free().unwrap();
     let buffers = threads.map(joined);
     // Who was refused was too early.
     assert!(buffers.iter().any(Result::is_ok), "both were refused");
@@ -168,7 +164,7 @@ fn room_for_one() {
 
 #[test]
 fn two_growers_with_room_for_one_and_a_free() {
-    explore(1, room_for_one);
+    explore(3, room_for_one);
 }
 
 #[test]
@@ -188,7 +184,7 @@ fn futile_neighbour() {
 
 #[test]
 fn a_grower_beside_one_that_cannot_be_served() {
-    explore(1, futile_neighbour);
+    explore(2, futile_neighbour);
 }
 
 #[test]
@@ -202,16 +198,16 @@ fn grow_free_trim() {
     let machine = Machine::new(64, Some(4), |builder| builder);
     let [block, idle] = machine.blocks();
     drop(idle);
-    let threads = (machine.grower(3 * PAGE), freer(block), machine.trimmer());
+    let threads = (machine.grower(3 * PAGE), machine.trimmer());
+    block.free().unwrap();
     let buffer = joined(threads.0).expect("there is room for it at any time");
     joined(threads.1).unwrap();
-    joined(threads.2).unwrap();
     machine.finish([buffer]);
 }
 
 #[test]
 fn a_grower_a_free_and_a_trim() {
-    explore(1, grow_free_trim);
+    explore(3, grow_free_trim);
 }
 
 #[test]
@@ -230,7 +226,7 @@ fn same_idle_handles() {
     let [first, between, second, last] = machine.blocks();
     drop((first, second));
     let threads = [machine.grower(2 * PAGE), machine.grower(2 * PAGE)];
-    joined(freer(between)).unwrap();
+    between.free().unwrap();
     let buffers = threads.map(joined);
     assert_eq!(buffers.iter().filter(|buffer| buffer.is_ok()).count(), 1, "one has room, and not both");
     machine.finish(buffers.into_iter().flatten().chain([last]));
@@ -238,7 +234,7 @@ fn same_idle_handles() {
 
 #[test]
 fn two_growers_that_move_the_same_handles() {
-    explore(1, same_idle_handles);
+    explore(3, same_idle_handles);
 }
 
 #[test]
@@ -259,7 +255,7 @@ fn failing_driver() {
 
 #[test]
 fn a_driver_failure_while_another_waits() {
-    explore(1, failing_driver);
+    explore(2, failing_driver);
 }
 
 #[test]
@@ -292,7 +288,7 @@ fn panicking_driver() {
 
 #[test]
 fn a_panic_in_the_driver_while_another_waits() {
-    explore(1, panicking_driver);
+    explore(2, panicking_driver);
 }
 
 #[test]
@@ -328,7 +324,7 @@ fn the_last_handle_goes_while_buffers_live() {
 
 #[test]
 fn what_a_closing_pool_cannot_give_back_is_tried_again() {
-    assert_noticed("closed_once", 0, last_handle, "outstanding");
+    assert_noticed("closed_once", 0, last_handle, "reservation");
 }
 
 /// A callback that trims and frees while another thread grows: both have room then.
@@ -354,7 +350,7 @@ fn freeing_callback() {
 
 #[test]
 fn a_callback_frees_while_another_grows() {
-    explore(1, freeing_callback);
+    explore(2, freeing_callback);
 }
 
 #[test]
@@ -376,10 +372,88 @@ fn plain_allocations() {
 
 #[test]
 fn plain_allocations_are_given_back_for_each_other() {
-    explore(1, plain_allocations);
+    explore(2, plain_allocations);
 }
 
 #[test]
 fn nobody_is_refused_while_plain_memory_goes_back() {
     assert_noticed("refuse_without_waiting", 1, plain_allocations, "refused without need");
+}
+
+/// A page that the driver would not take back, and a grower that needs its memory.
+fn stuck_page() {
+    let machine = Machine::new(64, Some(2), |builder| builder);
+    let [idle] = machine.blocks();
+    drop(idle);
+    machine.sim.fail(Call::MemUnmap, 0, CuResult::ERROR_UNKNOWN);
+    let (grower, trimmer) = (machine.grower(2 * PAGE), machine.trimmer());
+    let (buffer, trimmed) = (joined(grower), joined(trimmer));
+    // The grower itself may have had to unmap the page.
+    let failures = [buffer.as_ref().err(), trimmed.as_ref().err()].into_iter().flatten();
+    assert!(failures.map(Error::code).all(|code| code == Some(CuResult::ERROR_UNKNOWN)));
+    assert!(buffer.is_ok() || trimmed.is_ok(), "the driver failed once");
+    let buffer = buffer.or_else(|_| machine.pool.allocate_buffer(2 * PAGE));
+    machine.finish([buffer.expect("what is stuck is tried again")]);
+}
+
+#[test]
+fn what_is_stuck_serves_a_grower_all_the_same() {
+    explore(3, stuck_page);
+}
+
+#[test]
+fn a_grower_waits_for_what_is_going_back() {
+    assert_noticed("refuse_without_waiting", 1, stuck_page, "refused without need");
+}
+
+/// Two growers where addresses are so scarce that what one reserves has to do for both.
+fn scarce_addresses() {
+    let machine = Machine::on(SimConfig::default().capacity(64 * PAGE).address_space(4 * PAGE), Some(4), |builder| builder);
+    let threads = [machine.grower(PAGE), machine.grower(PAGE)];
+    let buffers = threads.map(|thread| joined(thread).expect("there are addresses for both"));
+    machine.finish(buffers);
+}
+
+#[test]
+fn one_reservation_of_addresses_does_for_two() {
+    explore(2, scarce_addresses);
+}
+
+#[test]
+fn whoever_waits_for_addresses_is_woken() {
+    assert_noticed("settled_quietly", 1, scarce_addresses, "deadlock");
+}
+
+/// Small requests: a slot may become free while the pages of a new slab are on their way.
+fn small_requests() {
+    let machine = Machine::new(64, Some(2), |builder| builder);
+    let small = machine.pool.allocate_buffer(64 * KIB).unwrap();
+    let large = machine.pool.allocate_buffer(PAGE - 64 * KIB).unwrap();
+    let threads = [machine.grower(64 * KIB), machine.grower(64 * KIB)];
+    small.free().unwrap();
+    let buffers = threads.map(|thread| joined(thread).expect("there is room for both"));
+    machine.finish(buffers.into_iter().chain([large]));
+}
+
+#[test]
+fn small_requests_while_a_slot_becomes_free() {
+    explore(4, small_requests);
+}
+
+/// Two growers that ask for more than they need, where one's wish takes all there is.
+fn generous_growth() {
+    let machine = Machine::new(3, None, |builder| builder.growth(3 * PAGE));
+    let threads = [machine.grower(PAGE), machine.grower(PAGE)];
+    let buffers = threads.map(|thread| joined(thread).expect("there is memory for both"));
+    machine.finish(buffers);
+}
+
+#[test]
+fn a_wish_beyond_the_need_takes_nothing_from_others() {
+    explore(2, generous_growth);
+}
+
+#[test]
+fn whoever_is_short_waits_for_a_wish_beyond_the_need() {
+    assert_noticed("settled_quietly", 1, generous_growth, "deadlock");
 }
