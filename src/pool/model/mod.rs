@@ -234,7 +234,7 @@ fn same_idle_handles() {
 
 #[test]
 fn two_growers_that_move_the_same_handles() {
-    explore(3, same_idle_handles);
+    explore(2, same_idle_handles);
 }
 
 #[test]
