@@ -8,6 +8,7 @@ use super::trim::idle_handles;
 use crate::arena::{GRAIN_BYTES, Part, Work};
 use crate::buddy::{Filling, Run, Search, Window, fill};
 use crate::error::CuResult;
+use crate::sync::is_planted;
 use crate::units::{MIB, align_down};
 
 /// The largest handle, in bytes.
@@ -93,7 +94,7 @@ impl Shared {
             return Step::Wait;
         }
         let own_room = match core.capacity {
-            Some(_) if cfg!(vrampool_fault = "late_charge") => u64::MAX,
+            Some(_) if cfg!(vrampool_fault = "late_charge") || is_planted("late_charge") => u64::MAX,
             Some(capacity) => capacity.saturating_sub(core.buddy.arena.held_bytes()),
             None => u64::MAX,
         };
@@ -149,7 +150,7 @@ impl Shared {
             return Step::ReleaseStuck { work: core.begin_release(&[]) };
         }
         // I7: what others are doing may serve this request.
-        if core.works > 0 { Step::Wait } else { Step::Refuse }
+        if core.works > 0 && !is_planted("refuse_without_waiting") { Step::Wait } else { Step::Refuse }
     }
 
     fn bytes_of(&self, window: &Window) -> u64 {
