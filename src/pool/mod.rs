@@ -12,6 +12,8 @@ mod core;
 mod decay;
 mod grow;
 mod limit;
+#[cfg(all(test, vrampool_shuttle))]
+mod model;
 mod options;
 mod plan;
 mod request;

@@ -6,7 +6,7 @@ use super::grow::UnderWay;
 use crate::arena::Work;
 use crate::buddy::Window;
 use crate::error::{Error, Result};
-use crate::sync::MutexGuard;
+use crate::sync::{MutexGuard, is_planted};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 impl Shared {
@@ -87,6 +87,10 @@ impl Shared {
             let (chosen, _) = idle_handles(&core, None, bytes);
             if chosen.is_empty() && !core.buddy.arena.has_stuck_pieces() {
                 return Ok(core);
+            }
+            if is_planted("handle_chosen_outside_lock") {
+                drop(core);
+                core = self.core.lock();
             }
             let work = core.begin_release(&chosen);
             core = self.give_back(core, work)?;
