@@ -61,7 +61,7 @@ pub mod units;
 
 pub use driver::Device;
 pub use error::{Error, Result};
-pub use pool::{DeviceBuffer, Pool, PoolBuilder, Statistics};
+pub use pool::{DeviceBuffer, Pool, PoolBuilder, Reservation, Statistics};
 pub use units::DevicePtr;
 
 /// The README's program, compiled and run with the documentation's.
