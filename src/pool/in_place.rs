@@ -33,6 +33,9 @@ impl Pool {
     /// was asked for [on one handle](Pool::allocate_contiguous). A plain allocation cannot be made longer, so where pages
     /// cannot be mapped blocks only grow into what is free.
     ///
+    /// New blocks take the lowest place there is. So a block behind which none was allocated since has room for as much as the
+    /// pool may hold, unless the driver is short of addresses; one that grows beside others is soon stopped by the next.
+    ///
     /// A block is never made smaller: a `size` that it has already is `true`. [`DevicePtr::NULL`] is a block of zero bytes.
     ///
     /// ```

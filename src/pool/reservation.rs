@@ -123,10 +123,7 @@ impl Reservation {
             return request.map(|_| Served { address: DevicePtr::NULL, serial: 0 });
         }
         shared.alive()?;
-        let drawn = request.and_then(|request| {
-            let drawn = shared.core.lock().draw(self.index, &request.without_slab());
-            drawn.map_err(Error::out_of_memory)
-        });
+        let drawn = request.and_then(|request| shared.core.lock().draw(self.index, &request.without_slab()));
         shared.counted(drawn)
     }
 }
@@ -152,7 +149,10 @@ impl Shared {
 
 impl Core {
     /// Cuts a block from the front of a reservation. What lies before the first aligned address becomes free.
-    fn draw(&mut self, index: u32, request: &Request) -> Result<Served, OutOfMemory> {
+    ///
+    /// # Errors
+    /// Out of memory: too little is left.
+    fn draw(&mut self, index: u32, request: &Request) -> Result<Served> {
         let rest = self.reservations.get(index).copied().unwrap_or_default();
         let grains = request.shape.grains;
         let start = if grains <= rest.len { self.buddy.arena.align_up(rest.start, request.alignment) } else { None };
@@ -168,7 +168,10 @@ impl Core {
             }
             self.accept(run, request)
         });
-        served.ok_or_else(|| OutOfMemory { left_of_reservation: Some(self.left_of(index)), ..self.out_of_memory(request, None, None) })
+        served.ok_or_else(|| {
+            let numbers = self.out_of_memory(request, None, None);
+            Error::out_of_memory(OutOfMemory { left_of_reservation: Some(self.left_of(index)), ..numbers })
+        })
     }
 
     fn end_reservation(&mut self, index: u32) {
