@@ -170,6 +170,11 @@ impl Arena {
         self.moving_bytes + self.stuck.iter().map(|piece| piece.bytes).sum::<u64>()
     }
 
+    /// How many handles there are.
+    pub(crate) fn handle_count(&self) -> usize {
+        self.handles.len()
+    }
+
     /// Bytes of plain allocations that lie on no page.
     pub(crate) fn padding_bytes(&self) -> u64 {
         if self.plain_padding == 0 {

@@ -104,9 +104,9 @@ impl Work {
         self.pieces.iter().map(|piece| piece.bytes).sum()
     }
 
-    /// Bytes in the pieces that are moved.
-    pub(crate) fn moved_bytes(&self) -> u64 {
-        self.pieces.iter().filter(|piece| piece.elsewhere != Elsewhere::Nowhere).map(|piece| piece.bytes).sum()
+    /// How many handles are moved.
+    pub(crate) fn moves(&self) -> u64 {
+        self.pieces.iter().filter(|piece| piece.elsewhere != Elsewhere::Nowhere).count() as u64
     }
 
     /// How many handles or allocations the work is made of.

@@ -18,7 +18,7 @@
 
 use super::Shared;
 use super::core::{Core, Served};
-use super::plan::{Attempt, Step};
+use super::plan::{Attempt, Handles, Step};
 use super::request::Request;
 use crate::arena::{Failure, Work};
 use crate::buddy::Run;
@@ -141,7 +141,7 @@ impl Shared {
             driver_room: None,
             code: None,
             driver_free: None,
-            coarse: false,
+            handles: Handles::Many,
             no_addresses: !self.site.maps_pages,
             misplaced: false,
             contested: false,
@@ -150,6 +150,9 @@ impl Shared {
         };
         let mut core = self.core.lock();
         attempt.progress = core.progress;
+        if core.few_handles {
+            attempt.handles = Handles::Few;
+        }
         loop {
             if let Some(served) = core.serve(request) {
                 return Ok(Ok(Some(served)));
@@ -167,8 +170,11 @@ impl Shared {
                     let grown = self.call_to_grow(under_way.work(), &asked);
                     (core, _) = under_way.settle(matches!(grown, Grown::Done).then_some(run));
                     match grown {
-                        Grown::Done => return Ok(Ok(core.accept(run, request))),
-                        Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
+                        Grown::Done => {
+                            core.few_handles = attempt.handles != Handles::Many;
+                            return Ok(Ok(core.accept(run, request)));
+                        }
+                        Grown::Refused(free) => self.learn(&mut core, &mut attempt, &asked, free),
                         Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
                     }
                 }
@@ -190,7 +196,7 @@ impl Shared {
                             core = self.give_back(core, work)?;
                             attempt.progress += 1;
                         }
-                        Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
+                        Grown::Refused(free) => self.learn(&mut core, &mut attempt, &asked, free),
                         Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
                     }
                 }
@@ -249,7 +255,7 @@ impl Shared {
     }
 
     /// Draws the conclusions from a refusal; `free` is what the driver says it has.
-    fn learn(&self, core: &Core, attempt: &mut Attempt, asked: &Asked, free: Option<u64>) {
+    fn learn(&self, core: &mut Core, attempt: &mut Attempt, asked: &Asked, free: Option<u64>) {
         attempt.code = Some(CuResult::ERROR_OUT_OF_MEMORY);
         if asked.beyond {
             attempt.step_bytes /= 2;
@@ -260,12 +266,15 @@ impl Shared {
             return;
         }
         attempt.driver_free = free;
-        // Where the driver does not say, all that is known is that it has less than this.
-        let free = free.unwrap_or(asked.bytes);
-        if free >= asked.bytes && asked.handles > 1 && !attempt.coarse {
-            attempt.coarse = true;
-        } else {
-            attempt.driver_room = Some(free.min(asked.bytes - self.site.page_bytes));
+        let lacks_handles = self.site.maps_pages && free.is_some_and(|free| free >= asked.bytes);
+        match attempt.handles {
+            Handles::Many if lacks_handles && asked.handles > 1 => attempt.handles = Handles::Few,
+            Handles::Many | Handles::Few if lacks_handles => attempt.handles = Handles::Last,
+            _ => {
+                // Where the driver does not say, all that is known is that it has less than this.
+                attempt.driver_room = Some(free.unwrap_or(asked.bytes).min(asked.bytes - self.site.page_bytes));
+                core.refused_at = Some(core.buddy.arena.held_bytes());
+            }
         }
     }
 
