@@ -122,7 +122,7 @@ fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
             assert_eq!(fake.calls("*"), calls, "the parent's log");
             drop(buffer);
             assert_eq!(pool.statistics().live_bytes, live);
-            drop(mine);
+            drop((mine, reservation));
             pool.check().unwrap();
             pool.trim(0).unwrap();
             drop(pool);
