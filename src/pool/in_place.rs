@@ -29,8 +29,8 @@ impl Pool {
     ///
     /// A block can grow as far as free memory and unmapped pages lie behind it; what is missing is mapped, and room is made for
     /// it, as for a new block. A block of up to 64 KiB lies in a slot, and has the slot's size at the most. `false` says that
-    /// it cannot grow there, and that nothing has changed: someone has the memory behind it, a slot or the addresses end, or it
-    /// was asked for [on one handle](Pool::allocate_contiguous). A plain allocation cannot be made longer, so where pages
+    /// it cannot grow there, and that nothing has changed: someone has the memory behind it, or the driver would
+    /// not take it back; a slot or the addresses end; or it was asked for [on one handle](Pool::allocate_contiguous). A plain allocation cannot be made longer, so where pages
     /// cannot be mapped blocks only grow into what is free.
     ///
     /// New blocks take the lowest place there is. So a block behind which none was allocated since has room for as much as the
