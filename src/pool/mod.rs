@@ -11,6 +11,8 @@ mod builder;
 mod core;
 mod grow;
 mod in_place;
+#[cfg(all(test, vrampool_shuttle))]
+mod model;
 mod options;
 mod plan;
 mod request;

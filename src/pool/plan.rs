@@ -9,6 +9,7 @@ use super::trim::idle_handles;
 use crate::arena::{GRAIN_BYTES, Part, Work};
 use crate::buddy::{Filling, Run, Search, Window, fill};
 use crate::error::CuResult;
+use crate::sync::is_planted;
 use crate::units::{MIB, align_down};
 
 /// The largest handle, in bytes.
@@ -101,7 +102,7 @@ impl Shared {
             Way::Closed => return Step::Displaced,
         }
         let own_room = match core.capacity {
-            Some(_) if cfg!(vrampool_fault = "late_charge") => u64::MAX,
+            Some(_) if cfg!(vrampool_fault = "late_charge") || is_planted("late_charge") => u64::MAX,
             Some(capacity) => capacity.saturating_sub(core.buddy.arena.held_bytes()),
             None => u64::MAX,
         };
@@ -157,7 +158,7 @@ impl Shared {
             return Step::ReleaseStuck { work: core.begin_release(&[]) };
         }
         // I7: what others are doing may serve this request.
-        if core.works > 0 { Step::Wait } else { Step::Refuse }
+        if core.works > 0 && !is_planted("refuse_without_waiting") { Step::Wait } else { Step::Refuse }
     }
 
     fn bytes_of(&self, window: &Window) -> u64 {
@@ -205,7 +206,11 @@ impl Shared {
                 return Some(Step::Release { work: core.begin_release(&chosen) });
             }
         }
-        // Where too few are idle, the budget is overdrawn.
+        // Where too few are idle, the budget is overdrawn. Under a limit nothing is moved for that: it would not be kept all the
+        // same, and measured, the limit is reached with more whole pages left.
+        if needed <= room.hard && room.hard < u64::MAX {
+            return Some(self.map(core, window, &fill(&window.missing, &[], u32::MAX, handle_pages)));
+        }
         (short_of(room.hard) == 0).then(|| self.map(core, window, &filling))
     }
 
