@@ -206,8 +206,8 @@ impl Shared {
                 return Some(Step::Release { work: core.begin_release(&chosen) });
             }
         }
-        // Where too few are idle, the budget is overdrawn. Under a limit nothing is moved for that: it would not be kept all the
-        // same, and measured, the limit is reached with more whole pages left.
+        // Where too few are idle, the budget is overdrawn; under a limit without moving anything, since then, as measured,
+        // more whole pages are left when it is reached.
         if needed <= room.hard && room.hard < u64::MAX {
             return Some(self.map(core, window, &fill(&window.missing, &[], u32::MAX, handle_pages)));
         }
