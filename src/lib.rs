@@ -28,6 +28,7 @@
 //! - Every address is a multiple of 256; [`Pool::allocate_aligned`] goes up to 1 GiB.
 //! - What is held has a [maximum](Pool::set_maximum), of one pool or [of several together](MemoryLimit), and goes back
 //!   [on demand](Pool::trim) or [with time](PoolBuilder::decay).
+//! - [`Pool::reserve`] sets memory aside for blocks that must not fail, and [`Pool::try_grow`] makes a block longer where it is.
 //! - A failed operation changes nothing, and its [`Error`] has the numbers. Freeing what is not a live block is an error.
 //! - All layers stand on one trait, [`driver::Driver`], and run unchanged on [CUDA](driver::cuda) and on the
 //!   [simulated device](driver::sim).
@@ -63,7 +64,7 @@ pub mod units;
 
 pub use driver::Device;
 pub use error::{Error, Result};
-pub use pool::{DeviceBuffer, MemoryLimit, Pool, PoolBuilder, Statistics};
+pub use pool::{DeviceBuffer, MemoryLimit, Pool, PoolBuilder, Reservation, Statistics};
 pub use units::DevicePtr;
 
 /// The README's program, compiled and run with the documentation's.

@@ -11,18 +11,21 @@ mod builder;
 mod core;
 mod decay;
 mod grow;
+mod in_place;
 mod limit;
 #[cfg(all(test, vrampool_shuttle))]
 mod model;
 mod options;
 mod plan;
 mod request;
+mod reservation;
 mod statistics;
 mod trim;
 
 pub use buffer::{DeviceBuffer, FreeError};
 pub use builder::PoolBuilder;
 pub use limit::MemoryLimit;
+pub use reservation::Reservation;
 pub use statistics::{ClassStatistics, Statistics};
 
 use self::core::{Core, Served};
@@ -64,21 +67,21 @@ struct Shared {
 
 impl Shared {
     fn allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
-        self.alive()?;
-        let result = self.try_allocate(size, alignment, one_handle);
-        if result.is_err() {
-            self.core.lock().counts.failed_allocations += 1;
-        }
-        result
+        self.serve(|| {
+            let request = Request::new(size, alignment, self.options.alignment)?;
+            Ok(if one_handle { request.on_one_handle() } else { request })
+        })
     }
 
-    fn try_allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
-        let mut request = Request::new(size, alignment, self.options.alignment)?;
-        if one_handle {
-            request = request.on_one_handle();
-        }
+    /// Serves a request, and counts where that fails.
+    fn serve(&self, request: impl FnOnce() -> Result<Request>) -> Result<Served> {
+        self.alive()?;
+        self.counted(request().and_then(|request| self.try_serve(&request)))
+    }
+
+    fn try_serve(&self, request: &Request) -> Result<Served> {
         let mut core = self.core.lock();
-        if let Some(served) = core.serve(&request) {
+        if let Some(served) = core.serve(request) {
             drop(core);
             if request.route == Route::Run {
                 self.decay_by_the_way();
@@ -86,12 +89,20 @@ impl Shared {
             return Ok(served);
         }
         if request.block_bytes() > self.most_bytes(&core) {
-            return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
+            return Err(Error::out_of_memory(core.out_of_memory(request, None, None)));
         }
         drop(core);
-        let result = self.grow(&request);
+        let result = self.grow(request);
         self.give_back_excess(self.core.lock());
         self.decay_by_the_way();
+        result
+    }
+
+    /// Counts a failure. The lock is free.
+    fn counted<T>(&self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.core.lock().counts.failed_allocations += 1;
+        }
         result
     }
 
@@ -177,6 +188,7 @@ const _: () = {
     assert_handle::<Pool>();
     const fn assert_send_sync<T: Send + Sync>() {}
     assert_send_sync::<DeviceBuffer>();
+    assert_send_sync::<Reservation>();
 };
 
 impl Pool {

@@ -3,6 +3,7 @@
 use super::Shared;
 use super::addresses::address_bytes;
 use super::core::Core;
+use super::in_place::Way;
 use super::limit::MemoryLimit;
 use super::request::Request;
 use super::trim::idle_handles;
@@ -81,6 +82,8 @@ pub(super) enum Step {
     Again,
     /// Wait until other work is settled.
     Wait,
+    /// Give up, as the place that was asked for is not to be had.
+    Displaced,
     /// Give up.
     Refuse,
 }
@@ -101,6 +104,11 @@ impl Shared {
     pub(super) fn plan(&self, core: &mut Core, request: &Request, attempt: &Attempt) -> Step {
         if attempt.contested && core.works > 0 {
             return Step::Wait;
+        }
+        match core.way_of(request) {
+            Way::Open => {}
+            Way::InMotion => return Step::Wait,
+            Way::Closed => return Step::Displaced,
         }
         let own_room = match core.capacity {
             Some(_) if cfg!(vrampool_fault = "late_charge") || is_planted("late_charge") => u64::MAX,
@@ -141,12 +149,12 @@ impl Shared {
             }
             let pages_bytes = self.bytes_to_map(request, false);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
-            if !attempt.no_addresses && missing && pages_bytes <= room.hard.saturating_add(idle) {
+            if shape.at.is_none() && !attempt.no_addresses && missing && pages_bytes <= room.hard.saturating_add(idle) {
                 // Another thread's addresses may do for this one, too.
                 return if core.reserving { Step::Wait } else { Step::Reserve };
             }
         }
-        if attempt.no_addresses {
+        if shape.at.is_none() && attempt.no_addresses {
             let least = self.bytes_to_map(request, true);
             let room_without_padding = room.saturating_sub(core.buddy.arena.plain_bytes(0));
             let bytes = least.max(align_down(attempt.step_bytes.min(room_without_padding), self.site.page_bytes));
@@ -222,8 +230,8 @@ impl Shared {
                 return Some(Step::Release { work: core.begin_release(&chosen) });
             }
         }
-        // Where too few are idle, the budget is overdrawn. Under a limit nothing is moved for that: it would not be kept all the
-        // same, and measured, the limit is reached with more whole pages left.
+        // Where too few are idle, the budget is overdrawn; under a limit without moving anything, since then, as measured,
+        // more whole pages are left when it is reached.
         if needed <= room.hard && room.hard < u64::MAX {
             return Some(self.map(core, window, &fill(&window.missing, &[], u32::MAX, handle_pages)));
         }

@@ -2,14 +2,17 @@
 //!
 //! Each test is named for what must hold and says what goes wrong where it does not.
 
+mod amid;
 mod contiguous;
 mod fragmentation;
 mod geometry;
 mod giving_back;
+mod growth;
 mod lifetime;
 mod limits;
 mod ownership;
 mod purposes;
+mod reservations;
 mod sharing;
 mod sizes;
 mod support;

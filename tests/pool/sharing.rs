@@ -1,6 +1,6 @@
 //! Several pools under one limit, and several on one device without any.
 
-use crate::limits::{GIVING, TAKING, amid};
+use crate::amid::{GIVING, TAKING, amid};
 use crate::support::{DEVICE, Draw, MAPPED, Machine, SOURCES, Source, free};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
