@@ -34,6 +34,7 @@ impl Reader<'_> {
                 buffer: code >= 128,
             },
             76 => Op::EndReservation { which: self.byte()? },
+            116 | 117 => Op::SetMaximum { pages: self.byte()?, shared: code == 117 },
             77 => Op::Grow { which: self.short()?, size: self.size()? },
             _ => self.older_op(code)?,
         })
@@ -42,8 +43,6 @@ impl Reader<'_> {
     /// The operations that have had all codes, before there were others.
     fn older_op(&mut self, code: u8) -> Option<Op> {
         Some(match code % 10 {
-            // Younger operations have codes that no committed file used for another.
-            5 | 6 if code == 75 || code == 76 => Op::SetMaximum { pages: self.byte()?, shared: code == 76 },
             0..=2 => Op::Allocate {
                 size: self.size()?,
                 // One in three is aligned.
@@ -126,7 +125,7 @@ pub fn encode(setup: Setup, ops: &[Op]) -> Vec<u8> {
                 bytes.extend(sized(size));
             }
             Op::Trim { pages } => bytes.extend([7, pages]),
-            Op::SetMaximum { pages, shared } => bytes.extend([if shared { 76 } else { 75 }, pages]),
+            Op::SetMaximum { pages, shared } => bytes.extend([if shared { 117 } else { 116 }, pages]),
             Op::FreeAll { order } => bytes.extend([high(7, true), order]),
             Op::Fail { call, after, fatal } => bytes.extend([high(8, fatal), call, after]),
             Op::Amid { after, which, trim } => {
