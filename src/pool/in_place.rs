@@ -86,6 +86,9 @@ impl Shared {
             }
             let behind = Run { start: block.run.end(), len: wanted - block.run.len };
             let request = Request::extension(index, block.serial, behind, size);
+            if core.serve(&request).is_some() {
+                return Ok(true);
+            }
             if u64::from(wanted) * GRAIN_BYTES > self.most_bytes(&core) {
                 let numbers = core.out_of_memory(&request, None, None);
                 drop(core);
@@ -94,11 +97,11 @@ impl Shared {
             if core.way_of(&request) == Way::Closed {
                 return Ok(false);
             }
-            if core.serve(&request).is_some() {
-                return Ok(true);
-            }
             drop(core);
-            if self.counted(self.grow_unless_displaced(&request))?.is_some() {
+            let grown = self.counted(self.grow_unless_displaced(&request));
+            self.give_back_excess(self.core.lock());
+            self.decay_by_the_way();
+            if grown?.is_some() {
                 return Ok(true);
             }
         }
