@@ -139,6 +139,7 @@ pub fn min_capacity(trace: &Trace, device: &Device, builder: PoolBuilder, progre
 
 /// What a search found.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(unreachable_pub, reason = "for tests and benches")]
 pub struct Found<T> {
     /// The capacity, in pages.
     pub pages: u64,
@@ -154,6 +155,7 @@ pub struct Found<T> {
 ///
 /// # Errors
 /// Those of `trial`.
+#[allow(unreachable_pub, reason = "for tests and benches")]
 pub fn smallest<T, E>(lowest: u64, highest: u64, trial: impl FnMut(u64) -> Result<Option<T>, E>) -> Result<Option<Found<T>>, E> {
     let mut trials = Trials { trial, outcomes: BTreeMap::new() };
     if !trials.completes(highest)? {
