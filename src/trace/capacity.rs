@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_failing_probe_sends_the_search_above_it() {
-        // From 1000 on it completes, but at 1030, which is a probe's, and at 1500.
+        // From 1000 on it completes, but at 1031, which is a probe of 1000, and at 1548, which is one and a half times 1032.
         let (found, tried) = search(900, 4000, |pages| pages >= 1000 && pages != 1031 && pages != 1548);
         assert!(tried.contains(&1000) && tried.contains(&1031), "{tried:?}");
         assert_eq!(found, Some(Found { pages: 1032, first_failure_above: Some(1548), outcome: 1032 }));
