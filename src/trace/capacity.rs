@@ -21,6 +21,7 @@ const BEYOND: [u64; 4] = [110, 125, 150, 200];
 /// What the search for the smallest capacity came to.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "one is made after many passes over a trace")]
 pub enum Fit {
     /// The trace completes.
     Smallest(Capacity),
