@@ -10,6 +10,7 @@
 //! that is held from the device in the first two passes, over the peak of the bytes requested that are live; the time, per
 //! event, is that of the fastest pass after the first.
 
+#[allow(dead_code, reason = "the capacity benchmark uses the rest")]
 mod support;
 
 use std::collections::BTreeMap;
@@ -228,7 +229,7 @@ fn main() -> ExitCode {
     );
     println!("|---|--:|--:|--:|--:|--:|--:|--:|--:|");
     let mut traces = Summary::default();
-    for work in &works {
+    for (work, _) in &works {
         traces.row(work);
     }
     traces.print("*traces, geometric mean*", geometric_mean);

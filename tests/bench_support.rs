@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use support::arenas::Arenas;
+use support::contiguous::{Choice, Contiguous, GRAIN};
 use support::random_allocations::{Minstd, random_allocations};
 use support::work::Event;
 use vrampool::buddy::classic::Tails;
@@ -130,6 +131,43 @@ fn arenas_hold_a_random_work() {
             assert!(taken.is_empty());
             assert!(arenas.reserved_bytes() >= work.peak_live_bytes());
             assert_eq!(arenas.reserved_bytes() % (64 << 20), 0);
+        }
+    }
+}
+
+/// Beside a search of every free run in a plain list.
+#[test]
+fn first_and_best_fit_take_the_run_they_are_to_take() {
+    for choice in [Choice::First, Choice::Best] {
+        for (count, largest_mib, pages) in [(1000, 1, 180), (2000, 64, 8300)] {
+            let work = random_allocations(count, largest_mib);
+            let grains = pages * (2 << 20) / GRAIN;
+            let mut memory = Contiguous::new(grains, choice);
+            let mut places = Vec::new();
+            let mut failed = 0;
+            for event in &work.events {
+                match *event {
+                    Event::Allocate(size) => {
+                        let wanted = size.div_ceil(GRAIN);
+                        let fitting = memory.free_runs().filter(|&(_, length)| length >= wanted);
+                        let expected = match choice {
+                            Choice::First => fitting.min_by_key(|&(start, _)| start),
+                            Choice::Best => fitting.min_by_key(|&(start, length)| (length, start)),
+                        };
+                        let place = memory.allocate(size);
+                        assert_eq!(place, expected.map(|(start, _)| start));
+                        failed += u32::from(place.is_none());
+                        places.push(place);
+                    }
+                    Event::Free(number) => {
+                        if let Some(place) = places[number] {
+                            memory.free(place);
+                        }
+                    }
+                }
+            }
+            assert_eq!(memory.free_runs().collect::<Vec<_>>(), [(0, grains)], "all is one free run again");
+            assert!(failed < count as u32 / 2);
         }
     }
 }

@@ -158,6 +158,113 @@ fn what_the_host_cannot_hold_is_not_verified_on_the_simulated_device() {
 }
 
 #[test]
+fn the_smallest_capacity_as_json_has_every_field() {
+    let path = data("prefetch_streams.csv.gz");
+    let output = run(&["min-capacity", &path, "--json", "--device", "sim"]);
+    assert_eq!((status(&output), stderr(&output)), (0, ""));
+    let report = json(&output);
+    let fields: Vec<_> = report.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(
+        fields,
+        [
+            "trace",
+            "device",
+            "peak_live_bytes",
+            "capacity_bytes",
+            "capacity_over_live",
+            "ns_per_event",
+            "first_failure_above",
+            "driver_ms",
+            "recorded_ms",
+            "driver_calls",
+            "trials",
+            "modelled",
+            "first_failure",
+        ]
+    );
+    assert_eq!((&report["trace"], &report["device"]), (&Value::from(path.as_str()), &Value::from("sim")));
+    let (live, capacity) = (report["peak_live_bytes"].as_u64().expect("bytes"), report["capacity_bytes"].as_u64().expect("bytes"));
+    assert!(capacity >= live && capacity.is_multiple_of(2 << 20));
+    assert_eq!(report["capacity_over_live"].as_f64(), Some(capacity as f64 / live as f64));
+    assert!(report["first_failure_above"].is_null() || report["first_failure_above"].as_u64() > Some(capacity));
+    for time in ["ns_per_event", "driver_ms", "recorded_ms"] {
+        assert!(report[time].as_f64() > Some(0.0), "{time}");
+    }
+    assert!(report["driver_calls"]["cuMemCreate"].as_u64() > Some(0));
+    assert_eq!(report["first_failure"], Value::Null);
+
+    let replay = |bytes: u64| run(&["replay", &path, "--device", "sim", "--repeat", "1", "--json", "--capacity", &bytes.to_string()]);
+    let at = replay(capacity);
+    assert_eq!((status(&at), &json(&at)["driver_calls_cold"]), (0, &report["driver_calls"]), "the pass with just this capacity");
+}
+
+#[test]
+fn the_smallest_capacities_of_several_traces() {
+    let paths = [data("prefetch_streams.csv.gz"), data("rmm.csv")];
+    let report = json(&run(&["min-capacity", &paths[0], &paths[1], "--json", "--device", "sim"]));
+    assert_eq!(report.as_object().expect("an object").len(), 1);
+    let names: Vec<_> =
+        report["traces"].as_array().expect("an array").iter().map(|trace| trace["trace"].as_str().expect("a name")).collect();
+    assert_eq!(names, paths);
+    let table = run(&["min-capacity", &paths[0], &paths[1], "--device", "sim"]);
+    assert_eq!((status(&table), stderr(&table)), (0, ""));
+    for part in ["smallest capacities on the simulated device", "prefetch_streams", "927.08 MiB", "rmm ", "capacity / live", "6.41 s"] {
+        assert!(stdout(&table).contains(part), "{part} is not in\n{}", stdout(&table));
+    }
+}
+
+#[test]
+fn the_smallest_capacity_is_the_environments_pools_but_for_its_maximum() {
+    let path = temporary("small.csv", format!("{HEADER}1,0.5,allocate,0x100,3145728,0\n").as_bytes());
+    let with = |config: &str| {
+        vrampool()
+            .env("VRAMPOOL_CONFIG", config)
+            .args(["min-capacity", &path, "--json", "--device", "sim"])
+            .output()
+            .expect("the program runs")
+    };
+    let bytes = |config: &str| json(&with(config))["capacity_bytes"].as_u64();
+    assert_eq!(bytes(""), Some(4 << 20));
+    assert_eq!(bytes("maximum=2MiB"), Some(4 << 20));
+    assert_eq!(bytes("initial=9MiB"), Some(10 << 20));
+    refused(&with("inital=64MiB"), "VRAMPOOL_CONFIG: option 'inital' is not known");
+}
+
+#[test]
+fn a_trace_that_no_capacity_holds_names_the_event() {
+    let log = format!("{HEADER}5,0,allocate,1,4096,0\n5,1,allocate,2,1099511627776,0\n");
+    let output = run_with_input(&["min-capacity", "-", "--device", "sim", "--json"], log.as_bytes());
+    assert_eq!(status(&output), 1);
+    let start =
+        "vrampool: with the whole device, -: event 1 (line 3, thread 5, pass 1): allocate of 1099511627776 bytes failed: out of memory";
+    assert!(stderr(&output).starts_with(start), "{}", stderr(&output));
+    let report = json(&output);
+    assert_eq!((&report["capacity_bytes"], &report["first_failure"]["event"]), (&Value::Null, &Value::from(1)));
+    let table = run_with_input(&["min-capacity", "-", "--device", "sim"], log.as_bytes());
+    assert_eq!((status(&table), stderr(&table)), (1, stderr(&output)));
+}
+
+#[test]
+fn a_trace_without_bytes_has_the_smallest_capacity_there_is() {
+    let output = run_with_input(&["min-capacity", "-", "--device", "sim", "--json"], HEADER.as_bytes());
+    assert_eq!(status(&output), 0);
+    let report = json(&output);
+    assert_eq!((&report["capacity_bytes"], &report["capacity_over_live"]), (&Value::from(2 << 20), &Value::Null));
+}
+
+#[test]
+fn what_min_capacity_cannot_use_is_refused() {
+    let path = data("rmm.csv");
+    refused(&run(&["min-capacity"]), "TRACE");
+    for option in ["--lag=1ms", "--capacity=8GiB", "--verify", "--repeat=2"] {
+        refused(&run(&["min-capacity", &path, option]), option.split('=').next().expect("a name"));
+    }
+    refused(&run(&["min-capacity", &path, &data("cut.csv")]), "cut.csv: line 4: 4 fields");
+    refused(&run(&["min-capacity", "-", "-"]), "once only");
+    refused(&run(&["min-capacity", &path, "--device", "cuda:0"]), "cuda:0 cannot be used: no CUDA");
+}
+
+#[test]
 fn one_pass_has_no_warm_figures() {
     let report = json(&run(&["replay", &data("rmm.csv"), "--json", "--repeat", "1"]));
     for field in ["warm_ns_per_event", "driver_calls_warm", "driver_ms_warm"] {
@@ -338,7 +445,7 @@ fn info_names_the_driver_and_its_devices() {
 
 #[test]
 fn help_and_version_are_no_failures() {
-    for arguments in [&["--help"][..], &["replay", "--help"], &["info", "--help"], &["--version"]] {
+    for arguments in [&["--help"][..], &["replay", "--help"], &["min-capacity", "--help"], &["info", "--help"], &["--version"]] {
         let output = run(arguments);
         assert_eq!((status(&output), stderr(&output)), (0, ""), "{arguments:?}");
         assert!(!stdout(&output).is_empty());

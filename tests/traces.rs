@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vrampool::driver::Call;
 use vrampool::driver::sim::{SimConfig, SimDriver};
 use vrampool::error::CuResult;
-use vrampool::trace::{Action, Passes, Report, Trace, replay};
+use vrampool::trace::{Action, Fit, Passes, Report, Trace, min_capacity, replay};
 use vrampool::units::{DeviceId, GIB, MIB};
 use vrampool::{Device, Pool, PoolBuilder};
 
@@ -108,6 +108,84 @@ fn recorded_traces_take_little_memory_and_little_time() {
         let report = on(&SimDriver::h200(), &trace, Pool::builder(), exactly(5));
         assert!(report.failed == 0 && share(&report) <= 0.005, "{name}: {}", share(&report));
     }
+}
+
+#[test]
+fn recorded_traces_complete_with_little_more_than_what_is_live() {
+    for (name, most) in [
+        ("gnn_train", 1.025),
+        ("gpt2_train", 1.025),
+        ("resnet50_train_eval", 1.025),
+        ("prefetch_streams", 1.045),
+        ("llm_serve_small", 1.045),
+        ("small_model", 1.16),
+    ] {
+        let trace = Trace::open(folder().join(format!("{name}.csv.gz"))).expect("a trace");
+        let mut most_tried = 0;
+        let fit = min_capacity(&trace, &Device::simulated(), Pool::builder(), &mut |trial| {
+            assert!(trial.events <= trace.events().len() && trial.number >= most_tried);
+            most_tried = trial.number;
+        });
+        let Ok(Fit::Smallest(capacity)) = fit else { panic!("{name}: {fit:?}") };
+        let ratio = capacity.bytes as f64 / trace.peak_live_bytes() as f64;
+        assert!((1.0..=most).contains(&ratio), "{name}: {ratio}");
+        let share = capacity.driver_time.as_nanos() as f64 / trace.duration_ns() as f64;
+        assert!(capacity.modelled && 0.0 < share && share <= 0.10, "{name}: {share}");
+        assert_eq!(capacity.trials, most_tried, "{name}");
+        assert!(capacity.first_failure_above.is_none_or(|bytes| bytes as f64 > 1.05 * capacity.bytes as f64), "{name}");
+        for eighth in 0..=8 {
+            let maximum = capacity.bytes + capacity.bytes * eighth / 160;
+            let report = on(&SimDriver::h200(), &trace, Pool::builder().maximum(maximum), exactly(1));
+            assert!(report.failed == 0 && report.peak_reserved_bytes <= maximum, "{name}: {maximum}");
+            if eighth == 0 {
+                assert_eq!(report.driver_calls_cold, capacity.driver_calls, "{name}");
+            }
+        }
+        let less = capacity.bytes - 2 * MIB;
+        let report = on(&SimDriver::h200(), &trace, Pool::builder().maximum(less), exactly(1));
+        let larger = (1..=8).map(|eighth| less + less * eighth / 160);
+        let fails = |maximum| on(&SimDriver::h200(), &trace, Pool::builder().maximum(maximum), exactly(1)).failed > 0;
+        assert!(report.failed > 0 || larger.into_iter().any(fails), "{name}: a page less does not do");
+    }
+}
+
+#[test]
+fn the_smallest_capacity_has_the_pools_options_but_for_its_maximum() {
+    let trace = trace("1,0,allocate,1,4194304,0\n1,1,allocate failure,(nil),8388608,0\n1,2,free,1,0,0\n1,3,allocate,1,6291456,0\n");
+    let bytes = |builder| match min_capacity(&trace, &Device::simulated(), builder, &mut |_| {}) {
+        Ok(Fit::Smallest(capacity)) => capacity.bytes,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(bytes(Pool::builder()), 6 * MIB, "what failed when it was recorded may fail");
+    assert_eq!(bytes(Pool::builder().maximum(2 * MIB)), 6 * MIB);
+    assert_eq!(bytes(Pool::builder().initial(10 * MIB)), 10 * MIB);
+    assert_eq!(bytes(Pool::builder().no_vmm(true)), 6 * MIB, "4 MiB go back before 6 MiB are taken");
+}
+
+#[test]
+fn a_trace_that_the_device_cannot_hold_has_no_capacity() {
+    let trace = trace("1,0,allocate,1,4194304,0\n1,1,allocate,2,12582912,0\n1,2,allocate,3,12582912,0\n");
+    let driver = SimDriver::new(SimConfig::default().capacity(8 * MIB));
+    let device = Device::new(Arc::clone(&driver) as Arc<_>, DeviceId(0)).expect("there is a device");
+    match min_capacity(&trace, &device, Pool::builder(), &mut |_| {}) {
+        Ok(Fit::Nowhere(failure)) => assert_eq!((failure.index, failure.error.is_out_of_memory()), (1, true), "the first"),
+        other => panic!("{other:?}"),
+    }
+    driver.audit().expect("nothing is left");
+}
+
+#[test]
+fn a_driver_that_fails_ends_the_search() {
+    let trace = trace("1,0,allocate,1,4194304,0\n");
+    let driver = SimDriver::h200();
+    let device = Device::new(Arc::clone(&driver) as Arc<_>, DeviceId(0)).expect("there is a device");
+    let error = min_capacity(&trace, &device, Pool::builder(), &mut |trial| {
+        if trial.number == 2 {
+            driver.fail(Call::MemCreate, 1, CuResult::ERROR_UNKNOWN);
+        }
+    });
+    assert!(error.as_ref().is_err_and(|error| error.is_driver()), "{error:?}");
+    driver.audit().expect("nothing is left");
 }
 
 #[test]

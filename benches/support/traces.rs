@@ -4,11 +4,11 @@ use super::work::{Event, Work};
 use std::path::{Path, PathBuf};
 use vrampool::trace::{Action, Trace};
 
-/// Reads traces from files, and from folders their compressed traces in the order of their names.
+/// Reads traces, as works too, from files, and from folders their compressed traces in the order of their names.
 ///
 /// # Errors
 /// A sentence that names the file or folder.
-pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Vec<Work>, String> {
+pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Vec<(Work, Trace)>, String> {
     let mut files = Vec::new();
     for path in paths {
         if !path.is_dir() {
@@ -32,10 +32,11 @@ fn is_trace(path: &Path) -> bool {
 }
 
 /// A trace under the name of its file, without the endings.
-fn read(path: &Path) -> Result<Work, String> {
+fn read(path: &Path) -> Result<(Work, Trace), String> {
     let trace = Trace::open(path).map_err(|error| error.to_string())?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Ok(Work { name: name.trim_end_matches(".gz").trim_end_matches(".csv").to_owned(), events: events(&trace) })
+    let work = Work { name: name.trim_end_matches(".gz").trim_end_matches(".csv").to_owned(), events: events(&trace) };
+    Ok((work, trace))
 }
 
 /// The allocations that succeeded when the trace was recorded, and the frees.

@@ -3,7 +3,7 @@
 //! A [`Trace`] is the order of a program's allocations and frees, with nothing of what it computed. It is read from the
 //! CSV log of RMM's logging adaptor ([`Trace::open`], [`Trace::read`]; the format is described at [`Trace::read`]) and
 //! fed to a pool event by event by [`replay()`], or by [`replay_verified()`], which has the device prove that no block lost
-//! its bytes.
+//! its bytes. [`min_capacity()`] finds how little memory a pool can do with.
 //!
 //! ```
 //! use vrampool::trace::Trace;
@@ -18,6 +18,7 @@
 //! ```
 
 mod builder;
+mod capacity;
 mod event;
 mod field;
 mod reader;
@@ -26,6 +27,9 @@ mod replay;
 mod tests;
 mod verify;
 
+pub use capacity::{Capacity, Fit, Trial, min_capacity};
+#[cfg(any(test, feature = "testing"))]
+pub use capacity::{Found, smallest};
 pub use event::{Action, Event, Trace};
 pub use replay::{Failure, Passes, Progress, Report, replay, replay_verified};
 pub use verify::{Mismatch, Verification};

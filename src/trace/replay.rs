@@ -115,7 +115,7 @@ pub struct Failure {
 /// # Errors
 /// Those of [`PoolBuilder::build`]. A request that fails is no error here; it is in the report.
 pub fn replay(trace: &Trace, device: &Device, builder: PoolBuilder, passes: Passes, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
-    run(trace, device, builder, passes, None, progress)
+    run(trace, device, builder, passes, None, OnFailure::GoOn, progress)
 }
 
 /// As [`replay()`], and has the device fill every block right after it is allocated, and check every word of it before it
@@ -152,7 +152,19 @@ pub fn replay_verified(
     passes: Passes,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report> {
-    run(trace, device, builder, passes, Some(Verifier::new(device, trace.blocks())?), progress)
+    run(trace, device, builder, passes, Some(Verifier::new(device, trace.blocks())?), OnFailure::GoOn, progress)
+}
+
+/// One cold pass that ends with the first request that fails, as [`replay()`] makes it otherwise.
+pub(super) fn attempt(trace: &Trace, device: &Device, builder: PoolBuilder, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
+    run(trace, device, builder, Passes::Exactly(NonZeroU32::MIN), None, OnFailure::End, progress)
+}
+
+/// What a pass does after a request that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum OnFailure {
+    GoOn,
+    End,
 }
 
 fn run(
@@ -161,12 +173,14 @@ fn run(
     builder: PoolBuilder,
     passes: Passes,
     verifier: Option<Verifier>,
+    on_failure: OnFailure,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report> {
     let meter = Arc::new(Meter::new(Arc::clone(device.driver())));
     let mut mark = Mark::of(&meter, verifier.as_ref());
     let pool = builder.device(Device::new(meter.clone(), device.id())?).build()?;
-    let mut player = Player { trace, pool: &pool, meter: &meter, blocks: vec![DevicePtr::NULL; trace.blocks()], verifier, progress };
+    let mut player =
+        Player { trace, pool: &pool, meter: &meter, blocks: vec![DevicePtr::NULL; trace.blocks()], verifier, on_failure, progress };
     let cold = player.pass(1, &mut mark)?;
 
     let mut report = Report {
@@ -249,6 +263,7 @@ struct Player<'a> {
     /// [`LOST`] where its allocation failed.
     blocks: Vec<DevicePtr>,
     verifier: Option<Verifier>,
+    on_failure: OnFailure,
     progress: &'a mut dyn FnMut(Progress),
 }
 
@@ -276,10 +291,16 @@ impl Player<'_> {
                 if let Err(error) = self.event(event, index, number, &mut pass) {
                     pass.failed += 1;
                     pass.first_failure.get_or_insert(Failure { index, event: *event, pass: number, error });
+                    if self.on_failure == OnFailure::End {
+                        break;
+                    }
                 }
             }
             let elapsed = start.elapsed();
             pass.own_time += elapsed.saturating_sub(self.elsewhere().saturating_sub(inside));
+            if pass.failed > 0 && self.on_failure == OnFailure::End {
+                break;
+            }
         }
         (self.progress)(Progress { pass: number, events: self.trace.events().len() });
         for block in 0..self.blocks.len() {

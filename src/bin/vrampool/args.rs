@@ -25,6 +25,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Feed recorded allocations and frees to a pool, and print the memory and the driver calls that it took
     Replay(ReplayArguments),
+    /// Find the smallest capacity at which recorded allocations and frees can all be served
+    MinCapacity(MinCapacityArguments),
     /// Time allocations and frees: of the driver, of a pool, and of an allocator of host memory
     Bench(BenchArguments),
     /// Print the driver and its devices
@@ -50,6 +52,20 @@ pub(crate) struct ReplayArguments {
     /// device then has the host's memory behind it, and is no larger than the traces need
     #[arg(long)]
     pub(crate) verify: bool,
+
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+}
+
+/// The capacity is found to one page of the pool. There, and at eight larger ones up to 1.05 times it, one pass over the trace
+/// on a fresh pool completes.
+///
+/// The environment variable VRAMPOOL_CONFIG describes the pool, but for its `maximum`, which is each trial's own.
+#[derive(Debug, Args)]
+pub(crate) struct MinCapacityArguments {
+    /// RMM's allocation log, plain or gzip-compressed; `-` is standard input
+    #[arg(required = true, value_name = "TRACE")]
+    pub(crate) traces: Vec<PathBuf>,
 
     #[command(flatten)]
     pub(crate) common: CommonArguments,

@@ -1,7 +1,8 @@
-//! The command-line program: `vrampool replay`, `vrampool bench`, `vrampool info`.
+//! The command-line program: `vrampool replay`, `vrampool min-capacity`, `vrampool bench`, `vrampool info`.
 
 mod args;
 mod bench;
+mod capacity;
 mod device;
 mod format;
 mod info;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command {
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::MinCapacity(arguments) => capacity::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Info(arguments) => info::run(&arguments),
     };

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use vrampool::driver::sim::{SimConfig, SimDriver};
 use vrampool::driver::{CallCounts, Driver, MemoryKind, Meter};
-use vrampool::trace::{Action, Passes, Report, Trace, Verification, replay, replay_verified};
+use vrampool::trace::{self, Action, Passes, Report, Trace, Verification, replay, replay_verified};
 use vrampool::units::{Bytes, DeviceId, MIB};
 use vrampool::{Device, Pool};
 
@@ -56,11 +56,7 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<ExitCode, Failure> {
         all.push(Replayed { trace, report });
     }
     if arguments.common.json {
-        let mut values: Vec<Value> = all.iter().map(|replayed| to_json(replayed, &selected)).collect();
-        match values.len() {
-            1 => output::print_json(&values.remove(0))?,
-            _ => output::print_json(&json!({ "traces": values }))?,
-        }
+        output::print_traces(all.iter().map(|replayed| to_json(replayed, &selected)).collect())?;
     } else {
         output::print(&table::replayed(&all, &selected)?)?;
     }
@@ -94,7 +90,7 @@ fn backed(traces: &[Trace]) -> Result<Device, Failure> {
     Ok(Device::new(SimDriver::new(SimConfig::default().capacity(capacity).backed(true)), DeviceId(0))?)
 }
 
-fn read(paths: &[PathBuf]) -> Result<Vec<Trace>, Failure> {
+pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<Trace>, Failure> {
     let is_stdin = |path: &Path| path.as_os_str() == "-";
     if paths.iter().filter(|path| is_stdin(path)).count() > 1 {
         return Err(Failure::Usage("standard input (-) can be read once only".to_owned()));
@@ -109,7 +105,7 @@ fn read(paths: &[PathBuf]) -> Result<Vec<Trace>, Failure> {
 }
 
 /// A bar on standard error, where that is a terminal.
-fn progress_bar(trace: &Trace) -> ProgressBar {
+pub(crate) fn progress_bar(trace: &Trace) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix} {bar:30} {human_pos}/{human_len} events, {msg}");
     let bar = ProgressBar::new(trace.events().len() as u64).with_prefix(short_name(trace.name()));
     match style {
@@ -125,21 +121,49 @@ pub(crate) fn short_name(name: &str) -> String {
     file.strip_suffix(".csv").unwrap_or(file).to_owned()
 }
 
+/// Names an event that failed.
+pub(crate) fn name_failure(trace: &Trace, failure: &trace::Failure) -> String {
+    let event = &failure.event;
+    format!(
+        "{}: event {} (line {}, thread {}, pass {}): {} of {} bytes failed: {}",
+        trace.name(),
+        failure.index,
+        event.line(),
+        trace.threads()[event.thread()],
+        failure.pass,
+        event.action(),
+        event.size(),
+        failure.error
+    )
+}
+
+pub(crate) fn failure_to_json(failure: &trace::Failure) -> Value {
+    json!({
+        "event": failure.index,
+        "line": failure.event.line(),
+        "size": failure.event.size(),
+        "error": failure.error.to_string(),
+    })
+}
+
+/// Calls by the names of their functions.
+pub(crate) fn calls_to_json(counts: &CallCounts) -> Value {
+    counts.iter().map(|(name, count)| (name.to_owned(), count.into())).collect::<Map<_, _>>().into()
+}
+
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e6
+}
+
+/// To a tenth.
+pub(crate) fn tenths(ns: f64) -> f64 {
+    (ns * 10.0).round() / 10.0
+}
+
 /// What to say where requests failed.
 fn failure(replayed: &Replayed) -> Option<String> {
     let first = replayed.report.first_failure.as_ref()?;
-    let event = &first.event;
-    let mut message = format!(
-        "{}: event {} (line {}, thread {}, pass {}): {} of {} bytes failed: {}",
-        replayed.trace.name(),
-        first.index,
-        event.line(),
-        replayed.trace.threads()[event.thread()],
-        first.pass,
-        event.action(),
-        event.size(),
-        first.error
-    );
+    let mut message = name_failure(&replayed.trace, first);
     match replayed.report.failed {
         0 | 1 => {}
         failed => message += &format!(" ({} requests failed in all)", format::count(failed)),
@@ -194,10 +218,6 @@ fn verification_to_json(verification: &Verification) -> [(&'static str, Value); 
 
 fn to_json(replayed: &Replayed, selected: &Selected) -> Value {
     let Replayed { trace, report } = replayed;
-    let milliseconds = |time: Duration| time.as_nanos() as f64 / 1e6;
-    let tenths = |ns: f64| (ns * 10.0).round() / 10.0;
-    let calls =
-        |counts: &CallCounts| -> Value { counts.iter().map(|(name, count)| (name.to_owned(), count.into())).collect::<Map<_, _>>().into() };
     let mut value = json!({
         "trace": trace.name(),
         "device": selected.name,
@@ -208,17 +228,12 @@ fn to_json(replayed: &Replayed, selected: &Selected) -> Value {
         "reserved_over_live": replayed.reserved_over_live(),
         "cold_ns_per_event": tenths(report.cold_ns_per_event),
         "warm_ns_per_event": report.warm_ns_per_event.map(tenths),
-        "driver_calls_cold": calls(&report.driver_calls_cold),
-        "driver_calls_warm": report.driver_calls_warm.as_ref().map(calls),
+        "driver_calls_cold": calls_to_json(&report.driver_calls_cold),
+        "driver_calls_warm": report.driver_calls_warm.as_ref().map(calls_to_json),
         "driver_ms_cold": milliseconds(report.driver_time_cold),
         "driver_ms_warm": report.driver_time_warm.map(milliseconds),
         "failed": report.failed,
-        "first_failure": report.first_failure.as_ref().map(|failure| json!({
-            "event": failure.index,
-            "line": failure.event.line(),
-            "size": failure.event.size(),
-            "error": failure.error.to_string(),
-        })),
+        "first_failure": report.first_failure.as_ref().map(failure_to_json),
         "recorded_failures": trace.recorded_failures(),
         "recorded_failures_repeated": report.recorded_failures_repeated,
         "passes": report.passes,

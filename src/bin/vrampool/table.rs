@@ -13,7 +13,8 @@ use vrampool::units::Bytes;
 /// Stands where there is no figure.
 const NONE: &str = "–";
 
-const MODELLED: &str = "Driver times are modelled on calls measured on an H200; the pool's own time is measured on this machine.\n";
+pub(crate) const MODELLED: &str =
+    "Driver times are modelled on calls measured on an H200; the pool's own time is measured on this machine.\n";
 
 pub(crate) fn table() -> Table {
     let mut table = Table::new();
