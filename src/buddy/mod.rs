@@ -20,11 +20,15 @@
 pub mod classic;
 mod directory;
 mod fill;
+#[cfg(feature = "testing")]
+mod oracle;
 mod place;
 pub mod tree;
 
 pub(crate) use directory::{Directory, Owner};
 pub(crate) use fill::{Filling, Idle, fill};
+#[cfg(feature = "testing")]
+pub(crate) use oracle::fuzz_buddy;
 pub(crate) use place::{Search, Shape, Window};
 
 use crate::arena::{Arena, GRAIN_BYTES, Pages, Part, Site, Work};

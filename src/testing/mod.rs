@@ -163,6 +163,22 @@ pub fn fuzz_pool(data: &[u8]) {
     }
 }
 
+/// Runs the buddy layer on operations decoded from bytes, beside an oracle: the body of the fuzz target `buddy`.
+///
+/// # Panics
+/// When something is violated.
+pub fn fuzz_buddy(data: &[u8]) {
+    crate::buddy::fuzz_buddy(data);
+}
+
+/// Runs the slab layer on operations decoded from bytes, beside an oracle: the body of the fuzz target `slab`.
+///
+/// # Panics
+/// When something is violated.
+pub fn fuzz_slab(data: &[u8]) {
+    crate::slab::fuzz_slab(data);
+}
+
 impl Runner {
     /// Builds device and pool; `None` where the initial size is rightly refused.
     fn new(setup: Setup) -> Result<Option<Self>, String> {
