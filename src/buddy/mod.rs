@@ -251,7 +251,10 @@ impl Buddy {
         let spare = spare.map_or(Run::default(), |window| window.run);
         let mut idle = Vec::new();
         self.tree.visit(page_grains, |run| {
-            let (mut page, end) = (run.start.div_ceil(page_grains), run.end() / page_grains);
+            // The planted fault overlooks the taken grains of the last page.
+            let last =
+                if cfg!(vrampool_fault = "idle_with_live_grain") { run.end().div_ceil(page_grains) } else { run.end() / page_grains };
+            let (mut page, end) = (run.start.div_ceil(page_grains), last);
             while page < end {
                 let Some((index, handle)) = self.arena.handle_at(page) else { break };
                 let grains = grains_of(handle.pages, page_grains);

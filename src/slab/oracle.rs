@@ -7,7 +7,7 @@ use std::collections::HashSet;
 /// How many operations a sequence has at the most.
 const MAX_OPS: usize = 4096;
 /// How many slabs there are at the most.
-const MAX_SLABS: usize = 24;
+const MAX_SLABS: usize = 8;
 
 /// Bytes in the slots of each class, spelt out.
 const SLOT_BYTES: [u64; 28] = [
