@@ -17,9 +17,6 @@ const PAGE: u64 = 2 << 20;
 /// The smallest run; half a page, one, one and a half, two: no slab serves any.
 const SIZES: [u64; 5] = [5 * GRAIN, PAGE / 2, PAGE, PAGE + PAGE / 2, 2 * PAGE];
 
-/// How long the sequences are.
-const LENGTH: usize = 6;
-
 /// A live block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Block {
@@ -150,7 +147,7 @@ fn every_order(count: usize) -> Vec<Vec<usize>> {
 
 #[test]
 fn a_request_fails_only_where_there_is_no_place_for_it() {
-    for (capacity, by_device, length) in [(2, false, LENGTH), (3, false, LENGTH), (3, true, LENGTH - 1), (5, false, LENGTH - 1)] {
+    for (capacity, by_device, length) in [(2, false, 6), (3, false, 5), (3, true, 5), (5, false, 5)] {
         let sequences = every_sequence(length, &mut |ops| {
             let mut bench = Bench::new(capacity, by_device);
             bench.run(ops)?;

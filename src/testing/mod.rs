@@ -34,7 +34,8 @@ pub struct Setup {
     pub initial_pages: u8,
     /// Pages to grow by.
     pub growth_pages: u8,
-    /// Where plain allocations lie: 0 as the driver places them, 1 adjacent, 2 at odd addresses.
+    /// Where plain allocations lie: 0 as the driver places them, 1 adjacent, 2 at odd addresses. Beyond these, a third of it
+    /// says how much slack the pool has and what it aligns to.
     pub placement: u8,
 }
 
@@ -195,12 +196,18 @@ impl Runner {
         let limit = memory.min(maximum.unwrap_or(memory));
         let initial = u64::from(setup.initial_pages) * page;
         let device = Device::new(Arc::clone(&sim) as Arc<dyn Driver>, DEVICE).map_err(|error| error.to_string())?;
-        let mut builder = Pool::builder().device(device).initial(initial).growth(u64::from(setup.growth_pages) * page);
+        let slack = [0.02, 0.0, 0.25, 1.0][usize::from(setup.placement / 3 % 4)];
+        let alignment = 256 << (setup.placement / 12 % 2);
+        let mut builder = Pool::builder().initial(initial).growth(u64::from(setup.growth_pages) * page).slack(slack).alignment(alignment);
         if let Some(maximum) = maximum {
             // Off the page, so that rounding down is put to the test.
             builder = builder.maximum(maximum + page / 3);
         }
-        let pool = match builder.build() {
+        // What a builder is told and what its text tells another come to the same.
+        let text = builder.config();
+        let builder = Pool::builder().configure(&text).map_err(|error| error.to_string())?;
+        let pool = match builder.device(device).build() {
+            Ok(pool) if pool.config() != text => return Err(format!("a pool of '{text}' says that it is '{}'", pool.config())),
             Ok(pool) => pool,
             Err(error) if initial > limit || (odd && initial + page > limit) => {
                 if !(error.is_invalid_argument() || error.is_out_of_memory()) {
@@ -230,7 +237,12 @@ impl Runner {
                 let Some((address, held)) = self.take(which) else { return Ok(()) };
                 self.pool.free(address).map_err(|error| error.to_string())?;
                 if let Held::Buffer(buffer) = held {
-                    self.shadow.lock().stale.push(buffer);
+                    let refused = buffer.free().err().ok_or("a buffer freed a block that was not its own any more")?;
+                    if refused.error().invalid_free_reason().is_none() {
+                        return Err(format!("a stale buffer: {refused}"));
+                    }
+                    // Handed back as it was; dropped at the end.
+                    self.shadow.lock().stale.push(refused.into_buffer());
                 }
                 Ok(())
             }
@@ -296,6 +308,11 @@ impl Runner {
                 let in_piece = |piece: Piece| address.address() + size <= piece.address.address() + piece.bytes;
                 if contiguous && !self.sim.piece_at(address).is_some_and(in_piece) {
                     return Err(format!("{size} bytes at {address} are not on one handle"));
+                }
+                if let Held::Buffer(buffer) = &held
+                    && (buffer.size(), buffer.pool().device()) != (size, DEVICE)
+                {
+                    return Err(format!("a buffer of {size} bytes is {buffer:?}"));
                 }
                 self.shadow.lock().insert(address, size, held)
             }
