@@ -206,3 +206,32 @@ fn unusable_lists_are_refused() {
         assert!(message.contains(why), "{arguments:?}: {message} does not say {why}");
     }
 }
+
+#[test]
+fn the_drivers_costs_are_measured_on_the_simulated_device() {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_vrampool-driver-costs"))
+            .args(["--device", "sim", "--repeats", "3"])
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let tables = run(&[]);
+    for row in ["move 64 MiB | idle", "move 2 MiB | busy", "launch beside moves | busy", "cuMemAlloc and cuMemFree | idle"] {
+        assert!(tables.contains(row), "{row}: {tables}");
+    }
+    let report: Value = serde_json::from_str(&run(&["--json"])).unwrap();
+    assert_eq!(report["modelled"], true);
+    let calls = report["calls"].as_array().unwrap();
+    assert_eq!(calls.len(), 2 * 6 * 6 + 1);
+    assert!(
+        calls
+            .iter()
+            .all(|row| row["samples"] == 3 && row["p50_us"].as_f64().unwrap() > 0.0 && row["p50_us"].as_f64() <= row["max_us"].as_f64())
+    );
+    assert_eq!(report["neighbours"].as_array().unwrap().len(), 2 * 4 * 3);
+    assert!(report["many"]["handles"].as_u64().unwrap() > 70_000, "{}", report["many"]);
+    assert_eq!(report["many"]["refused_with"], "CUDA_ERROR_OUT_OF_MEMORY (2)");
+}

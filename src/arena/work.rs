@@ -3,7 +3,7 @@
 use super::{Pages, Site};
 use crate::driver::{AccessDescriptor, AccessFlags, Call, DriverResult, PhysicalHandle};
 use crate::error::CuResult;
-use crate::sync::Arc;
+use crate::sync::{Arc, is_planted};
 use crate::units::DevicePtr;
 
 /// How far a piece of memory has come. Each step up is one driver call, and so is each step down.
@@ -104,9 +104,9 @@ impl Work {
         self.pieces.iter().map(|piece| piece.bytes).sum()
     }
 
-    /// Bytes in the pieces that are moved.
-    pub(crate) fn moved_bytes(&self) -> u64 {
-        self.pieces.iter().filter(|piece| piece.elsewhere != Elsewhere::Nowhere).map(|piece| piece.bytes).sum()
+    /// How many handles are moved.
+    pub(crate) fn moves(&self) -> u64 {
+        self.pieces.iter().filter(|piece| piece.elsewhere != Elsewhere::Nowhere).count() as u64
     }
 
     /// How many handles or allocations the work is made of.
@@ -194,7 +194,7 @@ impl Piece {
         if let Stage::Created(physical) = self.stage {
             step(Call::MemMap, site.driver.mem_map(self.place.address, self.bytes, 0, physical))?;
             self.stage = Stage::Mapped(physical);
-            if cfg!(vrampool_fault = "no_access") {
+            if is_planted("window_before_access") {
                 self.stage = Stage::Accessible(physical);
                 return Ok(());
             }

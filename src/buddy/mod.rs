@@ -32,7 +32,7 @@ pub(crate) use oracle::fuzz_buddy;
 pub(crate) use place::{Search, Shape, Window};
 
 use crate::arena::{Arena, GRAIN_BYTES, Pages, Part, Site, Work};
-use crate::sync::Arc;
+use crate::sync::{Arc, is_planted};
 use std::cmp::Reverse;
 use std::fmt;
 use tree::RunTree;
@@ -215,6 +215,7 @@ impl Buddy {
         }
         for part in parts {
             if let Part::Moved { handle, .. } = *part
+                && !is_planted("moved_grains_stay_free")
                 && let Some(handle) = self.arena.handle(handle)
             {
                 self.tree.remove(grains_of(handle.pages, page_grains));

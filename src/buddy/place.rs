@@ -1,9 +1,9 @@
 //! Where memory is mapped when no free run fits: the choice of a window.
 //!
 //! A window is a stretch of free grains and unmapped pages, long enough for the request. Mapping costs time, so the best
-//! window needs the fewest unmapped pages; then it puts the least of the request on them, and so leaves the most of them free, in
-//! one piece; then it has the lowest address. Where memory is scarce, the best takes the fewest whole pages first, mapped or not: a whole free page can be
-//! moved to where it is needed, what is left of a broken one cannot.
+//! window needs the fewest unmapped pages; then it puts the least of the request on them, and so leaves the most of them
+//! free, in one piece; then it has the lowest address. Where memory is scarce, the best takes the fewest whole pages first,
+//! mapped or not: a whole free page can be moved to where it is needed, what is left of a broken one cannot.
 //!
 //! As a window slides over a stretch, what it needs changes only where one of its ends crosses an edge between free and
 //! unmapped, so only windows that begin or end at an edge are looked at: those at the longest free runs and at the

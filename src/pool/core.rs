@@ -16,7 +16,7 @@ use crate::slab::{Class, Slabs, Slot};
 use crate::sync::Arc;
 use crate::units::DevicePtr;
 
-/// Memory is scarce from where all but one part in so many of the limit is held.
+/// Memory is scarce from where all but one part in so many is held of the limit, or of what the driver has.
 const SCARCE: u64 = 8;
 
 /// A live block of grains.
@@ -77,6 +77,10 @@ pub(super) struct Core {
     budget: Budget,
     /// The most bytes that may be held.
     pub(super) capacity: Option<u64>,
+    /// What was held when the driver last had no more, until it has.
+    pub(super) refused_at: Option<u64>,
+    /// Whether the driver gave few handles where it had refused many.
+    pub(super) few_handles: bool,
     /// How many pieces of work are under way.
     pub(super) works: u32,
     /// Counts the pieces of work that began.
@@ -99,6 +103,8 @@ impl Core {
             counts: Counts::default(),
             budget: Budget::new(slack),
             capacity,
+            refused_at: None,
+            few_handles: false,
             works: 0,
             begun: 0,
             progress: 0,
@@ -267,24 +273,26 @@ impl Core {
     /// Books finished work. `parts` are the window's free runs; `keep` is what its request gets, if the work succeeded.
     /// Whether any page is mapped that was not.
     pub(super) fn settle(&mut self, work: Work, parts: &[Run], keep: Option<Run>) -> bool {
-        let (before, gives_back, moved) = (self.buddy.arena.held_bytes(), work.gives_back(), work.moved_bytes());
+        let (before, gives_back, moves) = (self.buddy.arena.held_bytes(), work.gives_back(), work.moves());
         self.window_grains -= parts.iter().map(|run| u64::from(run.len)).sum::<u64>();
         let mapped = self.buddy.settle(work, keep.unwrap_or_default());
         match keep {
             Some(run) => {
-                self.budget.note_moved(moved);
+                self.budget.note_moved(moves);
+                self.refused_at = self.refused_at.filter(|&limit| self.buddy.arena.held_bytes() <= limit);
                 self.budget.note_taken(run.len, self.buddy.taken_grains());
             }
             None => self.buddy.put_back(parts),
         }
         // What a failed growth was charged is no progress: it was not held before. Nor is what it has put back.
-        self.end_work(keep.is_some() || (mapped && moved == 0) || (gives_back && self.buddy.arena.held_bytes() < before));
+        self.end_work(keep.is_some() || (mapped && moves == 0) || (gives_back && self.buddy.arena.held_bytes() < before));
         mapped
     }
 
     /// Whether memory is scarce: nearly as much is held as may be.
     pub(super) fn is_scarce(&self) -> bool {
-        self.capacity.is_some_and(|limit| self.buddy.arena.held_bytes() >= limit - limit / SCARCE)
+        let limit = self.capacity.into_iter().chain(self.refused_at).min();
+        limit.is_some_and(|limit| self.buddy.arena.held_bytes() >= limit - limit / SCARCE)
     }
 
     /// The budget, and how many more bytes to take from the driver for a request of `grains` before handles are moved.

@@ -18,13 +18,14 @@
 
 use super::Shared;
 use super::core::{Core, Served};
-use super::plan::{Attempt, Step};
+use super::plan::{Attempt, Handles, Step};
 use super::request::Request;
-use crate::arena::{Failure, Work};
+use crate::arena::{Failure, GRAIN_BYTES, Work};
 use crate::buddy::Run;
-use crate::driver::{Call, MemoryKind};
+use crate::driver::{AccessDescriptor, AccessFlags, Call, MemoryKind};
 use crate::error::{CuResult, Error, OutOfMemory, Result};
-use crate::sync::MutexGuard;
+use crate::sync::{MutexGuard, is_planted};
+use crate::units::{DevicePtr, align_down};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What the driver was asked for when it refused.
@@ -76,7 +77,9 @@ impl<'a> UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        if let Some(mut work) = self.work.take() {
+        if let Some(mut work) = self.work.take()
+            && !is_planted("panic_not_settled")
+        {
             // The driver is panicking already; a second panic must not end the process.
             let _ = catch_unwind(AssertUnwindSafe(|| work.release()));
             drop(self.shared.settle(work, &self.parts, None));
@@ -96,7 +99,9 @@ impl Drop for Reserving<'_> {
         core.reserving = false;
         core.end_work(self.done);
         drop(core);
-        self.shared.settled.notify_all();
+        if !is_planted("settled_quietly") {
+            self.shared.settled.notify_all();
+        }
     }
 }
 
@@ -104,7 +109,9 @@ impl Shared {
     fn settle(&self, work: Work, parts: &[Run], keep: Option<Run>) -> (MutexGuard<'_, Core>, bool) {
         let mut core = self.core.lock();
         let mapped = core.settle(work, parts, keep);
-        self.settled.notify_all();
+        if !is_planted("settled_quietly") {
+            self.settled.notify_all();
+        }
         (core, mapped)
     }
 
@@ -119,6 +126,7 @@ impl Shared {
                 Err(numbers) => numbers,
             };
             // No lock is held: the callback may use the pool. What it frees is looked at first.
+            let _held = is_planted("callback_under_lock").then(|| self.core.lock());
             if !self.on_out_of_memory.as_ref().is_some_and(|callback| (callback.0)(&numbers)) {
                 return Err(Error::out_of_memory(numbers));
             }
@@ -132,7 +140,7 @@ impl Shared {
             driver_room: None,
             code: None,
             driver_free: None,
-            coarse: false,
+            handles: Handles::Many,
             no_addresses: !self.site.maps_pages,
             misplaced: false,
             contested: false,
@@ -141,6 +149,9 @@ impl Shared {
         };
         let mut core = self.core.lock();
         attempt.progress = core.progress;
+        if core.few_handles {
+            attempt.handles = Handles::Few;
+        }
         loop {
             if let Some(served) = core.serve(request) {
                 return Ok(Ok(served));
@@ -158,8 +169,16 @@ impl Shared {
                     let grown = self.call_to_grow(under_way.work(), &asked);
                     (core, _) = under_way.settle(matches!(grown, Grown::Done).then_some(run));
                     match grown {
-                        Grown::Done => return Ok(Ok(core.accept(run, request))),
-                        Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
+                        Grown::Done => {
+                            core.few_handles = attempt.handles != Handles::Many;
+                            let served = core.accept(run, request);
+                            drop(core);
+                            if is_planted("window_before_access") {
+                                self.set_access_too_late(served.address, u64::from(run.len) * GRAIN_BYTES);
+                            }
+                            return Ok(Ok(served));
+                        }
+                        Grown::Refused(free) => self.learn(&mut core, &mut attempt, &asked, free),
                         Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
                     }
                 }
@@ -181,7 +200,7 @@ impl Shared {
                             core = self.give_back(core, work)?;
                             attempt.progress += 1;
                         }
-                        Grown::Refused(free) => self.learn(&core, &mut attempt, &asked, free),
+                        Grown::Refused(free) => self.learn(&mut core, &mut attempt, &asked, free),
                         Grown::Failed(failure) => return Err(Error::driver(failure.call.name(), failure.code)),
                     }
                 }
@@ -226,7 +245,7 @@ impl Shared {
     /// counts as under way.
     fn call_to_grow(&self, work: &mut Work, asked: &Asked) -> Grown {
         let mut outcome = work.grow();
-        if cfg!(vrampool_fault = "late_charge") && outcome.is_ok() {
+        if (cfg!(vrampool_fault = "late_charge") || is_planted("late_charge")) && outcome.is_ok() {
             outcome = self.check_limit_too_late(work);
         }
         match outcome {
@@ -238,23 +257,26 @@ impl Shared {
     }
 
     /// Draws the conclusions from a refusal; `free` is what the driver says it has.
-    fn learn(&self, core: &Core, attempt: &mut Attempt, asked: &Asked, free: Option<u64>) {
+    fn learn(&self, core: &mut Core, attempt: &mut Attempt, asked: &Asked, free: Option<u64>) {
         attempt.code = Some(CuResult::ERROR_OUT_OF_MEMORY);
         if asked.beyond {
             attempt.step_bytes /= 2;
             return;
         }
-        attempt.contested = asked.alone_since != Some(core.begun);
+        attempt.contested = asked.alone_since != Some(core.begun) && !is_planted("contest_not_noticed");
         if attempt.contested {
             return;
         }
         attempt.driver_free = free;
-        // Where the driver does not say, all that is known is that it has less than this.
-        let free = free.unwrap_or(asked.bytes);
-        if free >= asked.bytes && asked.handles > 1 && !attempt.coarse {
-            attempt.coarse = true;
-        } else {
-            attempt.driver_room = Some(free.min(asked.bytes - self.site.page_bytes));
+        let lacks_handles = self.site.maps_pages && free.is_some_and(|free| free >= asked.bytes);
+        match attempt.handles {
+            Handles::Many if lacks_handles && asked.handles > 1 => attempt.handles = Handles::Few,
+            Handles::Many | Handles::Few if lacks_handles => attempt.handles = Handles::Last,
+            _ => {
+                // Where the driver does not say, all that is known is that it has less than this.
+                attempt.driver_room = Some(free.unwrap_or(asked.bytes).min(asked.bytes - self.site.page_bytes));
+                core.refused_at = Some(core.buddy.arena.held_bytes());
+            }
         }
     }
 
@@ -262,6 +284,14 @@ impl Shared {
     fn driver_free(&self) -> Option<u64> {
         let info = (self.site.kind == MemoryKind::Device).then(|| self.site.driver.memory_info(self.site.device));
         info?.ok().map(|info| info.free_bytes)
+    }
+
+    /// The planted fault of pages that go to others before access to them is set.
+    fn set_access_too_late(&self, address: DevicePtr, bytes: u64) {
+        let start = align_down(address.address(), self.site.page_bytes);
+        let bytes = (address.address() + bytes).next_multiple_of(self.site.page_bytes) - start;
+        let access = [AccessDescriptor { device: self.site.device, flags: AccessFlags::ReadWrite }];
+        let _ = self.site.driver.mem_set_access(DevicePtr::new(start), bytes, &access);
     }
 
     /// The planted fault of a limit that is looked at after the memory was taken.

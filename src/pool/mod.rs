@@ -10,6 +10,8 @@ mod buffer;
 mod builder;
 mod core;
 mod grow;
+#[cfg(all(test, vrampool_shuttle))]
+mod model;
 mod options;
 mod plan;
 mod request;

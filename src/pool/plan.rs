@@ -8,15 +8,31 @@ use super::trim::idle_handles;
 use crate::arena::{GRAIN_BYTES, Part, Work};
 use crate::buddy::{Filling, Run, Search, Window, fill};
 use crate::error::CuResult;
+use crate::sync::is_planted;
 use crate::units::{MIB, align_down};
 
 /// The largest handle, in bytes.
 const MAX_HANDLE_BYTES: u64 = 32 * MIB;
 /// A new handle is at most one part in so many of the request it is made for, of the pool's budget, and of what may still be
 /// taken. Making and mapping cost per handle; but only a handle that is wholly free can be moved or given back.
-const HANDLES_PER_REQUEST: u64 = 4;
+const HANDLES_PER_REQUEST: u64 = 8;
 const HANDLES_PER_BUDGET: u64 = 64;
 const HANDLES_PER_ROOM: u64 = 64;
+/// Where nothing limits the pool, the least size doubles with so many handles held: drivers are known that refuse after a
+/// thousand of them.
+const HANDLES_PER_DOUBLING: usize = 384;
+
+/// How many handles to ask for, by what the driver's refusals say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Handles {
+    /// As many as are handy.
+    Many,
+    /// As few as possible: it refused while it had memory.
+    Few,
+    /// As few as possible, once those that are idle have gone: it refused even these.
+    Last,
+}
+
 /// What one request has learnt on its way.
 #[derive(Debug)]
 pub(super) struct Attempt {
@@ -28,8 +44,7 @@ pub(super) struct Attempt {
     pub(super) code: Option<CuResult>,
     /// What it said it had free when it last refused, in bytes.
     pub(super) driver_free: Option<u64>,
-    /// Whether to ask for as few handles as possible: it refused while it had memory.
-    pub(super) coarse: bool,
+    pub(super) handles: Handles,
     /// Whether no addresses can be reserved, so that only plain allocations are left.
     pub(super) no_addresses: bool,
     /// Whether a plain allocation came at an address that could not be used, and another one would fare no better.
@@ -79,13 +94,19 @@ impl Shared {
             return Step::Wait;
         }
         let own_room = match core.capacity {
-            Some(_) if cfg!(vrampool_fault = "late_charge") => u64::MAX,
+            Some(_) if cfg!(vrampool_fault = "late_charge") || is_planted("late_charge") => u64::MAX,
             Some(capacity) => capacity.saturating_sub(core.buddy.arena.held_bytes()),
             None => u64::MAX,
         };
         let room = own_room.min(attempt.driver_room.unwrap_or(u64::MAX));
         let shape = request.shape;
         if self.site.maps_pages {
+            if attempt.handles == Handles::Last {
+                let (idle, bytes) = idle_handles(core, None, u64::MAX);
+                if bytes > 0 {
+                    return Step::Release { work: core.begin_release(&idle) };
+                }
+            }
             // Fast where there is memory: the best of a few windows, and within the budget.
             let (budget, wish) = core.budget(shape.grains);
             let search = if core.is_scarce() { Search::Thrifty } else { Search::Quick };
@@ -129,7 +150,7 @@ impl Shared {
             return Step::ReleaseStuck { work: core.begin_release(&[]) };
         }
         // I7: what others are doing may serve this request.
-        if core.works > 0 { Step::Wait } else { Step::Refuse }
+        if core.works > 0 && !is_planted("refuse_without_waiting") { Step::Wait } else { Step::Refuse }
     }
 
     fn bytes_of(&self, window: &Window) -> u64 {
@@ -144,7 +165,7 @@ impl Shared {
         if window.one_handle {
             return self.fill_with_one_handle(core, window, room.hard);
         }
-        let handle_pages = self.handle_pages(window, attempt, room);
+        let handle_pages = self.handle_pages(window, attempt, room, core.buddy.arena.handle_count());
         if needed <= room.soft {
             let mut missing = window.missing.clone();
             let extra = attempt.step_bytes.saturating_sub(needed).min(room.hard - needed) / page_bytes;
@@ -157,27 +178,32 @@ impl Shared {
         if needed > room.hard.saturating_add(idle.iter().map(|idle| idle.bytes).sum()) {
             return None;
         }
-        for most in [room.soft, room.hard] {
-            let most_pages = u32::try_from(most / page_bytes).unwrap_or(u32::MAX);
-            let filling = fill(&window.missing, &idle, most_pages, handle_pages);
-            let short = filling.new_pages.saturating_sub(most_pages);
-            if short == 0 {
-                return Some(self.map(core, window, &filling));
-            }
-            // Handles that fit in no gap go, and smaller ones are made in their place.
+        let pages_of = |bytes: u64| u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX);
+        let filling = fill(&window.missing, &idle, pages_of(room.soft), handle_pages);
+        let short_of = |most: u64| filling.new_pages.saturating_sub(pages_of(most));
+        if short_of(room.soft) == 0 {
+            return Some(self.map(core, window, &filling));
+        }
+        // Handles that fit in no gap go, and smaller ones are made in their place.
+        for short in [short_of(room.soft), short_of(room.hard)] {
             let (mut chosen, mut pages) = (Vec::new(), 0);
-            for idle in filling.too_large {
+            for idle in &filling.too_large {
                 if pages >= short {
                     break;
                 }
                 chosen.push(idle.handle);
                 pages += idle.pages.count;
             }
-            if pages >= short {
+            if pages >= short && short > 0 {
                 return Some(Step::Release { work: core.begin_release(&chosen) });
             }
         }
-        None
+        // Where too few are idle, the budget is overdrawn; under a limit without moving anything, since then, as measured,
+        // more whole pages are left when it is reached.
+        if needed <= room.hard && room.hard < u64::MAX {
+            return Some(self.map(core, window, &fill(&window.missing, &[], u32::MAX, handle_pages)));
+        }
+        (short_of(room.hard) == 0).then(|| self.map(core, window, &filling))
     }
 
     /// One new handle for a window, once idle handles have made room for it; `None` where they cannot.
@@ -191,14 +217,15 @@ impl Shared {
         Some(self.map(core, window, &filling))
     }
 
-    /// The most pages that a new handle under a window is to have.
-    fn handle_pages(&self, window: &Window, attempt: &Attempt, room: Room) -> u32 {
-        if attempt.coarse {
+    /// The most pages that a new handle under a window is to have, where `handles` are held.
+    fn handle_pages(&self, window: &Window, attempt: &Attempt, room: Room, handles: usize) -> u32 {
+        if attempt.handles != Handles::Many {
             return 1 << 30;
         }
+        let least = if room.hard < u64::MAX { 0 } else { self.site.page_bytes << (handles / HANDLES_PER_DOUBLING).min(8) };
         let bytes = [
             MAX_HANDLE_BYTES,
-            u64::from(window.run.len) * GRAIN_BYTES / HANDLES_PER_REQUEST,
+            (u64::from(window.run.len) * GRAIN_BYTES / HANDLES_PER_REQUEST).max(least),
             room.budget / HANDLES_PER_BUDGET,
             room.hard / HANDLES_PER_ROOM,
         ];

@@ -6,7 +6,7 @@ use super::grow::UnderWay;
 use crate::arena::Work;
 use crate::buddy::Window;
 use crate::error::{Error, Result};
-use crate::sync::MutexGuard;
+use crate::sync::{MutexGuard, is_planted};
 
 impl Shared {
     /// Gives idle handles back until at most `to` bytes are held, or none is left. What is held then, in bytes.
@@ -26,6 +26,10 @@ impl Shared {
             let (chosen, _) = idle_handles(&core, None, held - to);
             if chosen.is_empty() && !core.buddy.arena.has_stuck_pieces() {
                 return Ok(held);
+            }
+            if is_planted("handle_chosen_outside_lock") {
+                drop(core);
+                core = self.core.lock();
             }
             let work = core.begin_release(&chosen);
             core = self.give_back(core, work)?;

@@ -182,6 +182,28 @@ fn a_request_takes_fewer_handles_where_many_cannot_be_had() {
     }
 }
 
+/// Small handles that lie idle make way for large ones where the driver gives no more, and the limit is remembered.
+#[test]
+fn idle_handles_are_consolidated_where_no_more_can_be_had() {
+    for source in MAPPED {
+        let page = source.page_bytes();
+        let machine = Machine::with(source, 4096 * page, |config| config.handle_limit(1000));
+        let pool = machine.pool();
+        let mut small: Vec<DeviceBuffer> = (0..1000).map(|_| pool.allocate_buffer(page).unwrap()).collect();
+        assert_eq!(machine.sim.live_handles(), 1000);
+        let kept = small.swap_remove(500);
+        drop(small);
+        let large: Vec<DeviceBuffer> =
+            (0..4).map(|n| pool.allocate_buffer(512 * page).unwrap_or_else(|error| panic!("{source:?}: block {n}: {error}"))).collect();
+        machine.check(&pool);
+        let created = machine.sim.calls(Call::MemCreate);
+        let more = pool.allocate_buffer(1024 * page).unwrap();
+        assert_eq!(machine.sim.calls(Call::MemCreate) - created, 1, "{source:?}: what was refused is not asked for again");
+        drop((kept, large, more));
+        machine.finish(pool);
+    }
+}
+
 /// Who reads that memory ran out, while most of it is free, looks in the wrong place.
 #[test]
 fn a_lack_of_handles_does_not_read_like_a_lack_of_memory() {

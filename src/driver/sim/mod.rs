@@ -73,12 +73,11 @@ use super::{
     HandleProperties, KernelArgument, LaunchConfig, MemoryInfo, MemoryKind, ModuleHandle, PhysicalHandle, StreamFlags, StreamHandle,
 };
 use crate::error::CuResult;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, ThreadId, current_thread};
 use crate::units::{DeviceId, DevicePtr};
 use faults::{Faults, Outcome};
 use std::collections::HashMap;
 use std::fmt;
-use std::thread::ThreadId;
 use streams::Work;
 
 /// A simulated machine. See the [module's documentation](self).
@@ -376,7 +375,7 @@ impl Driver for SimDriver {
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
         self.fixed(Call::ThreadExchangeCaptureMode, 0, || {
             let modes = &mut self.state.lock().capture_modes;
-            let thread = std::thread::current().id();
+            let thread = current_thread().id();
             let before = if mode == CaptureMode::Global { modes.remove(&thread) } else { modes.insert(thread, mode) };
             Ok(before.unwrap_or(CaptureMode::Global))
         })

@@ -14,13 +14,12 @@ use super::space::Table;
 use super::{SimDriver, State, undefined};
 use crate::driver::{DriverResult, EventHandle, StreamFlags, StreamHandle};
 use crate::error::CuResult;
-use crate::sync::{MutexGuard, thread_local};
+use crate::sync::{MutexGuard, ThreadId, current_thread, thread_local};
 use crate::units::{DeviceId, DevicePtr};
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::thread::ThreadId;
 
 thread_local! {
     /// Whether this thread is running a host function, which may not call the driver.
@@ -29,7 +28,7 @@ thread_local! {
 
 /// Whether the calling thread may call the driver.
 pub(super) fn calls_permitted() -> bool {
-    !IN_HOST_FUNCTION.get()
+    !IN_HOST_FUNCTION.with(Cell::get)
 }
 
 /// A stream's id, which is never used again.
@@ -263,7 +262,7 @@ impl State {
         match handle {
             StreamHandle::DEFAULT | StreamHandle::LEGACY => Ok(queues.legacy[device]),
             StreamHandle::PER_THREAD => {
-                let thread = std::thread::current().id();
+                let thread = current_thread().id();
                 if let Some(&key) = queues.per_thread.get(&(device, thread)) {
                     return Ok(key);
                 }
@@ -410,9 +409,9 @@ impl SimDriver {
             match work {
                 Work::Host(function) if state.devices[device].sticky.is_none() => {
                     drop(state);
-                    let outer = IN_HOST_FUNCTION.replace(true);
+                    let outer = IN_HOST_FUNCTION.with(|inside| inside.replace(true));
                     panic = catch_unwind(AssertUnwindSafe(function)).err();
-                    IN_HOST_FUNCTION.set(outer);
+                    IN_HOST_FUNCTION.with(|inside| inside.set(outer));
                     state = self.state.lock();
                 }
                 work => state.execute(device, &work),
