@@ -98,7 +98,7 @@ impl Model {
             open: Vec::new(),
         };
         model.add_region(first % most + 1);
-        if second % 4 != 0 {
+        if !second.is_multiple_of(4) {
             model.add_region(second % most + 1);
         }
         model
@@ -173,7 +173,7 @@ impl Model {
             0..=199 => u32::from(length) % (3 * self.page_grains) + 1,
             _ => (u32::from(length) - 199) * self.page_grains / 2,
         };
-        let alignment = if flags % 4 == 0 { GRAIN_BYTES << (flags / 4 % 8) } else { GRAIN_BYTES };
+        let alignment = if flags.is_multiple_of(4) { GRAIN_BYTES << (flags / 4 % 8) } else { GRAIN_BYTES };
         Shape { grains, alignment, one_handle: flags >= 192 }
     }
 

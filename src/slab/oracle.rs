@@ -85,7 +85,7 @@ pub(crate) fn fuzz_slab(data: &[u8]) {
 /// The class for a request, by looking at each; that the layer says the same.
 fn class_of(size: u64, alignment: u64) -> Option<usize> {
     let fits = |&slot: &u64| slot >= size && (alignment <= 256 || slot % alignment == 0) && alignment <= 16384;
-    let class = SLOT_BYTES.iter().position(|slot| fits(slot));
+    let class = SLOT_BYTES.iter().position(fits);
     assert_eq!(Class::of(size, alignment).map(Class::index), class, "{size} at {alignment}");
     class
 }
