@@ -178,3 +178,15 @@ proptest! {
         stays_within(&ops, slack)?;
     }
 }
+
+/// Once, all of a request was taken anew where the idle pages were fewer than its need, and these stayed idle.
+#[test]
+fn idle_pages_are_used_although_they_are_too_few() {
+    let (half, page) = (PAGE / 2, PAGE);
+    let allocate = [half, half, half].map(Op::Allocate);
+    let mut ops = [&allocate[..], &[Op::Free(0); 3]].concat();
+    ops.extend([page, page, 5 * GRAIN].map(Op::Allocate));
+    ops.push(Op::Free(0));
+    ops.extend([2 * page, half].map(Op::Allocate));
+    stays_within(&ops, 0.0).unwrap();
+}
