@@ -26,6 +26,7 @@
 //! - Physical memory is mapped page by page under a large range of reserved addresses. Where the device cannot do that,
 //!   and for pinned and managed memory, the pool is made of plain allocations.
 //! - Every address is a multiple of 256; [`Pool::allocate_aligned`] goes up to 1 GiB.
+//! - [`Pool::reserve`] sets memory aside for blocks that must not fail, and [`Pool::try_grow`] makes a block longer where it is.
 //! - A failed operation changes nothing, and its [`Error`] has the numbers. Freeing what is not a live block is an error.
 //! - All layers stand on one trait, [`driver::Driver`], and run unchanged on [CUDA](driver::cuda) and on the
 //!   [simulated device](driver::sim).
@@ -61,7 +62,7 @@ pub mod units;
 
 pub use driver::Device;
 pub use error::{Error, Result};
-pub use pool::{DeviceBuffer, Pool, PoolBuilder, Statistics};
+pub use pool::{DeviceBuffer, Pool, PoolBuilder, Reservation, Statistics};
 pub use units::DevicePtr;
 
 /// The README's program, compiled and run with the documentation's.

@@ -39,12 +39,21 @@ fn allocate_of(size: impl Strategy<Value = Size>, contiguous: impl Strategy<Valu
     })
 }
 
+fn draw() -> impl Strategy<Value = Op> {
+    let alignment = prop_oneof![2 => Just(0u8), 1 => 1..24u8];
+    (any::<u8>(), size(), alignment, any::<bool>()).prop_map(|(which, size, alignment, buffer)| Op::Draw { which, size, alignment, buffer })
+}
+
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => allocate(),
         8 => any::<u16>().prop_map(|which| Op::Free { which }),
         1 => any::<u16>().prop_map(|which| Op::FreeUnderBuffer { which }),
         1 => (any::<u16>(), prop::sample::select(vec![0u16, 1, 255, 256, 257, 1024, 16384])).prop_map(|(which, offset)| Op::FreeInvalid { which, offset }),
+        1 => size().prop_map(|size| Op::Reserve { size }),
+        2 => draw(),
+        1 => any::<u8>().prop_map(|which| Op::EndReservation { which }),
+        3 => (any::<u16>(), size()).prop_map(|(which, size)| Op::Grow { which, size }),
         1 => (0..8u8).prop_map(|pages| Op::Trim { pages }),
         1 => (0..3u8).prop_map(|order| Op::FreeAll { order }),
     ]

@@ -221,6 +221,11 @@ impl Arena {
 
     // ---- pages ----
 
+    /// Whether a page lies in a region.
+    pub(crate) fn has_page(&self, page: u32) -> bool {
+        self.regions.of_page(page).is_some()
+    }
+
     /// The unmapped pages from `page` on that nothing is being done to.
     pub(crate) fn hole_from(&self, page: u32) -> Pages {
         let count = match self.regions.of_page(page) {

@@ -100,7 +100,9 @@ impl Buddy {
     /// Takes a free run of this shape: the lowest that fits, or, where memory is `scarce`, what breaks the fewest whole free
     /// pages, since these could be moved, and of that the tightest. No driver call could give one sooner.
     pub(crate) fn take(&mut self, shape: Shape, scarce: bool) -> Option<Run> {
-        let start = if shape.one_handle {
+        let start = if let Some(at) = shape.at {
+            (self.tree.run_after(at).len >= shape.grains).then_some(at)?
+        } else if shape.one_handle {
             self.first_fit_on_one_handle(shape)?
         } else if scarce {
             self.thriftiest_fit(shape)?
@@ -183,6 +185,11 @@ impl Buddy {
     /// Where pages could be mapped for a request, best first.
     pub(crate) fn windows(&self, shape: Shape, search: Search) -> Vec<Window> {
         place::windows(&self.arena, &self.tree, shape, search)
+    }
+
+    /// The first grain of a run that is neither free nor unmapped.
+    pub(crate) fn obstacle(&self, run: Run) -> Option<u32> {
+        place::measure(&self.arena, &self.tree, run).err()
     }
 
     /// Whether a hole has at least this many pages.

@@ -54,10 +54,15 @@ pub(crate) struct Shape {
     pub(crate) alignment: u64,
     /// Whether it must lie on one handle.
     pub(crate) one_handle: bool,
+    /// The grain that it must begin at; `None` where any place will do.
+    pub(crate) at: Option<u32>,
 }
 
 /// The windows for a request, best first; empty where only new addresses help.
 pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, search: Search) -> Vec<Window> {
+    if let Some(start) = shape.at {
+        return measure(arena, tree, Run { start, len: shape.grains }).into_iter().collect();
+    }
     if shape.one_handle {
         return window_for_one_handle(arena, shape).into_iter().collect();
     }
@@ -80,7 +85,8 @@ pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, search: Searc
         starts.into_iter().flatten().filter(|&start| arena.align_up(start, shape.alignment) == Some(start)).collect();
     starts.sort_unstable();
     starts.dedup();
-    let mut windows: Vec<Window> = starts.into_iter().filter_map(|start| measure(arena, tree, Run { start, len: shape.grains })).collect();
+    let mut windows: Vec<Window> =
+        starts.into_iter().filter_map(|start| measure(arena, tree, Run { start, len: shape.grains }).ok()).collect();
     windows.sort_by_key(|window| {
         let first = if search == Search::Quick { 0 } else { window.missing_pages + window.whole_pages };
         (first, window.missing_pages, window.new_grains, window.run.start)
@@ -132,11 +138,14 @@ fn longest_runs(tree: &RunTree, limit: usize) -> Vec<Run> {
     heap.into_iter().map(|Reverse((len, Reverse(start)))| Run { start, len }).collect()
 }
 
-/// What a window needs; `None` where it meets something that is neither free nor unmapped.
-fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
+/// What a window needs.
+///
+/// # Errors
+/// The first grain that is neither free nor unmapped.
+pub(super) fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Result<Window, u32> {
     let page_grains = arena.page_grains();
     let page = |page: u32| Run { start: page * page_grains, len: page_grains };
-    run.start.checked_add(run.len)?;
+    run.start.checked_add(run.len).ok_or(run.start)?;
     let (mut at, mut missing, mut missing_pages, mut whole_pages, mut new_grains) = (run.start, Vec::new(), 0, 0, 0);
     while at < run.end() {
         let free = tree.run_after(at);
@@ -154,7 +163,7 @@ fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
         let hole = arena.hole_from(at / page_grains);
         let count = hole.count.min(wanted);
         if count == 0 {
-            return None;
+            return Err(at);
         }
         let end = (hole.first + count) * page_grains;
         new_grains += end.min(run.end()) - at;
@@ -162,5 +171,5 @@ fn measure(arena: &Arena, tree: &RunTree, run: Run) -> Option<Window> {
         missing.push(Pages { first: hole.first, count });
         at = end;
     }
-    Some(Window { run, missing, missing_pages, whole_pages, new_grains, one_handle: false })
+    Ok(Window { run, missing, missing_pages, whole_pages, new_grains, one_handle: false })
 }

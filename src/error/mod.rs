@@ -29,7 +29,7 @@ enum Kind {
 
 /// The numbers of a request that could not be served, all in bytes.
 ///
-/// `live + idle` need not add up to `reserved`: slots of slabs that are partly in use belong to neither.
+/// `live + idle + committed` need not add up to `reserved`: slots of slabs that are partly in use belong to none of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OutOfMemory {
@@ -41,12 +41,19 @@ pub struct OutOfMemory {
     pub alignment: u64,
     /// Whether it was asked for on one handle. A stretch of free bytes may lie on several.
     pub contiguous: bool,
+    /// The bytes that were left of the [reservation](crate::Reservation) that it was asked of; `None` where it was asked of the
+    /// pool. Nothing else serves such a request.
+    pub left_of_reservation: Option<u64>,
+    /// The bytes of the live block that was to grow in place; `None` where a new one was asked for.
+    pub growing_from: Option<u64>,
     /// Bytes of live blocks, rounded.
     pub live: u64,
     /// Bytes mapped and free.
     pub idle: u64,
     /// The longest stretch among them.
     pub largest_free: u64,
+    /// Bytes that are left of reservations.
+    pub committed: u64,
     /// Bytes held from the driver.
     pub reserved: u64,
     /// The most that the pool may hold, or `None` where only the device's memory limits it.
@@ -180,6 +187,12 @@ impl fmt::Display for OutOfMemory {
         if self.contiguous {
             f.write_str(", on one handle")?;
         }
+        if let Some(left) = self.left_of_reservation {
+            return write!(f, ", of a reservation with {} left", Bytes(left));
+        }
+        if let Some(bytes) = self.growing_from {
+            write!(f, ", for a block of {} to grow in place", Bytes(bytes))?;
+        }
         write!(
             f,
             "; {} live, {} held from the driver, {} of it free (longest stretch {})",
@@ -188,12 +201,16 @@ impl fmt::Display for OutOfMemory {
             Bytes(self.idle),
             Bytes(self.largest_free)
         )?;
+        if self.committed > 0 {
+            write!(f, ", {} set aside by reservations", Bytes(self.committed))?;
+        }
         match self.capacity {
             Some(capacity) => write!(f, ", of at most {}", Bytes(capacity))?,
             None => f.write_str(", no limit set")?,
         }
+        let needed = self.rounded.saturating_sub(self.growing_from.unwrap_or_default());
         match (self.code, self.driver_free) {
-            (Some(code), Some(free)) if free >= self.rounded => {
+            (Some(code), Some(free)) if free >= needed => {
                 write!(f, "; the driver refused more with {code}, though it has {} free: handles or addresses ran out", Bytes(free))
             }
             (Some(code), Some(free)) => write!(f, "; the driver refused more with {code}, having {} free", Bytes(free)),

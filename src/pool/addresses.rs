@@ -19,7 +19,7 @@ impl Shared {
     ///
     /// # Errors
     /// A failure that is not a refusal.
-    pub(super) fn reserve(&self, shape: Shape) -> Result<bool> {
+    pub(super) fn reserve_addresses(&self, shape: Shape) -> Result<bool> {
         let page_bytes = self.site.page_bytes;
         let needed = address_bytes(shape, page_bytes);
         let mut sizes = Vec::new();

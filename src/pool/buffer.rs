@@ -42,6 +42,23 @@ impl DeviceBuffer {
         &self.pool
     }
 
+    /// Makes the block longer where it is, as [`Pool::try_grow`]: `true`, and [`size`](Self::size) is at least `size` then;
+    /// `false` where it cannot grow there, and nothing has changed.
+    ///
+    /// # Errors
+    /// As [`Pool::try_grow`]; [`Error::is_invalid_argument`], with [`Error::invalid_free_reason`], where the block was freed by
+    /// its address.
+    ///
+    /// # Complexity
+    /// As [`Pool::try_grow`].
+    pub fn try_grow(&mut self, size: u64) -> Result<bool> {
+        let grown = if self.address.is_null() { size == 0 } else { self.pool.shared.try_grow(self.address, Some(self.serial), size)? };
+        if grown {
+            self.size = self.size.max(size);
+        }
+        Ok(grown)
+    }
+
     /// Frees the block, as dropping the buffer does, and says whether that worked.
     ///
     /// # Errors

@@ -306,7 +306,7 @@ impl Shared {
 
     fn take_pages(&self, bytes: u64, too_large: impl Fn() -> Error) -> Result<()> {
         let grains = u32::try_from(bytes / GRAIN_BYTES).ok().filter(|&grains| grains <= MAX_GRAINS).ok_or_else(too_large)?;
-        let shape = Shape { grains, alignment: GRAIN_BYTES, one_handle: false };
+        let shape = Shape { grains, alignment: GRAIN_BYTES, one_handle: false, at: None };
         let served = self.grow(&Request { size: bytes, alignment: MIN_ALIGNMENT, route: Route::Run, shape })?;
         self.free(served.address, Some(served.serial))?;
         self.core.lock().forget_history();

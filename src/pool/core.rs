@@ -3,8 +3,9 @@
 //! # Invariants, each in [`Core::check`]
 //! - P1 Every live block is found through the directory by its first grain, and every slab by each of its grains.
 //! - P2 The law of bytes, at every moment at which the lock is free:
-//!   `live + idle in slabs + free + unsettled + padding == reserved`.
+//!   `live + idle in slabs + free + committed + unsettled + padding == reserved`.
 //! - P3 `reserved <= capacity`.
+//! - P4 No block and no slab begins in what is left of a reservation.
 
 use super::budget::Budget;
 use super::request::{Request, Route};
@@ -21,32 +22,43 @@ const SCARCE: u64 = 8;
 
 /// A live block of grains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Block {
-    run: Run,
-    requested: u64,
-    serial: u32,
+pub(super) struct Block {
+    pub(super) run: Run,
+    pub(super) requested: u64,
+    pub(super) serial: u32,
+    /// Whether it is to stay on one handle.
+    pub(super) one_handle: bool,
 }
 
-/// A block just allocated.
+/// A block just allocated, or a reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Served {
     pub(super) address: DevicePtr,
+    /// The number of the allocation; of a reservation, its index.
     pub(super) serial: u32,
 }
 
 /// Where a live block is.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub(super) enum Place {
     Block(u32, Block),
     Slot { slab: u32, slot: u32, class: Class, record: Slot },
 }
 
 impl Place {
-    /// What was asked for, and the serial.
-    fn allocation(&self) -> (u64, u32) {
+    /// The number of the allocation.
+    pub(super) fn serial(&self) -> u32 {
         match self {
-            Self::Block(_, block) => (block.requested, block.serial),
-            Self::Slot { record, .. } => (u64::from(record.requested), record.serial),
+            Self::Block(_, block) => block.serial,
+            Self::Slot { record, .. } => record.serial,
+        }
+    }
+
+    /// The bytes asked for, and those that the block takes up.
+    pub(super) fn sizes(&self) -> (u64, u64) {
+        match self {
+            Self::Block(_, block) => (block.requested, u64::from(block.run.len) * GRAIN_BYTES),
+            Self::Slot { class, record, .. } => (u64::from(record.requested), class.slot_bytes()),
         }
     }
 }
@@ -69,8 +81,10 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) buddy: Buddy,
-    slabs: Slabs,
-    blocks: Table<Block>,
+    pub(super) slabs: Slabs,
+    pub(super) blocks: Table<Block>,
+    /// What is left of each reservation.
+    pub(super) reservations: Table<Run>,
     /// The number of the last allocation, to tell a stale owner from the present one.
     serial: u32,
     pub(super) counts: Counts,
@@ -99,6 +113,7 @@ impl Core {
             buddy: Buddy::new(site),
             slabs: Slabs::new(),
             blocks: Table::default(),
+            reservations: Table::default(),
             serial: 0,
             counts: Counts::default(),
             budget: Budget::new(slack),
@@ -124,31 +139,37 @@ impl Core {
         }
         let run = self.buddy.take(request.shape, self.is_scarce())?;
         self.budget.note_taken(run.len, self.buddy.taken_grains());
-        Some(self.accept(run, request))
+        self.accept(run, request)
     }
 
-    /// Serves a request from a run that was taken for it.
-    pub(super) fn accept(&mut self, run: Run, request: &Request) -> Served {
+    /// Serves a request from a run that was taken for it. `None`, and the run is free again, where that was to make a block
+    /// longer that is not what it was.
+    pub(super) fn accept(&mut self, run: Run, request: &Request) -> Option<Served> {
         match request.route {
             Route::Slab(class) => {
                 // While the run was on its way, a slot may have become free.
                 if let Some(served) = self.take_slot(class, request) {
                     self.buddy.give(run);
-                    return served;
+                    return Some(served);
                 }
                 let slab = self.slabs.adopt(class, run);
                 for grain in run.start..run.end() {
                     self.buddy.directory.set(grain, Owner::Slab(slab));
                 }
-                self.take_slot(class, request).expect("S2: a new slab has a free slot")
+                Some(self.take_slot(class, request).expect("S2: a new slab has a free slot"))
             }
             Route::Run => {
                 let serial = self.next_serial();
-                let index = self.blocks.insert(Block { run, requested: request.size, serial });
+                let index = self.blocks.insert(Block { run, requested: request.size, serial, one_handle: request.shape.one_handle });
                 self.buddy.directory.set(run.start, Owner::Block(index));
                 self.count_allocation(request);
-                Served { address: self.buddy.arena.address_of(run.start), serial }
+                Some(Served { address: self.buddy.arena.address_of(run.start), serial })
             }
+            Route::Reservation => {
+                let address = self.buddy.arena.address_of(run.start);
+                Some(Served { address, serial: self.reservations.insert(run) })
+            }
+            Route::Extension(index, serial) => self.lengthen(index, serial, run, request.size),
         }
     }
 
@@ -170,8 +191,14 @@ impl Core {
         let counts = &mut self.counts;
         counts.allocations += 1;
         counts.live_blocks += 1;
-        counts.live_bytes += request.block_bytes();
-        counts.requested_bytes += request.size;
+        self.count_live(request.block_bytes(), request.size);
+    }
+
+    /// Counts more bytes of live blocks: in slots and grains, and as asked for.
+    pub(super) fn count_live(&mut self, bytes: u64, requested: u64) {
+        let counts = &mut self.counts;
+        counts.live_bytes += bytes;
+        counts.requested_bytes += requested;
         counts.peak_live_bytes = counts.peak_live_bytes.max(counts.live_bytes);
         counts.peak_requested_bytes = counts.peak_requested_bytes.max(counts.requested_bytes);
     }
@@ -181,28 +208,23 @@ impl Core {
     /// Frees the block that begins at an address; with `serial`, only that allocation. A refusal changes nothing but
     /// its count.
     pub(super) fn free(&mut self, address: DevicePtr, serial: Option<u32>) -> Result<(), InvalidFree> {
-        let place = self.find(address).and_then(|place| {
-            let (_, present) = place.allocation();
-            if serial.is_some_and(|serial| serial != present) { Err(InvalidFree::Stale) } else { Ok(place) }
-        });
-        let place = place.inspect_err(|_| self.counts.refused_frees += 1)?;
-        let (requested, bytes) = match place {
+        let place = self.find_allocation(address, serial).inspect_err(|_| self.counts.refused_frees += 1)?;
+        let (requested, bytes) = place.sizes();
+        match place {
             Place::Block(index, block) => {
                 self.blocks.remove(index);
                 self.buddy.directory.set(block.run.start, Owner::Nothing);
                 self.buddy.give(block.run);
-                (block.requested, u64::from(block.run.len) * GRAIN_BYTES)
             }
-            Place::Slot { slab, slot, class, record } => {
+            Place::Slot { slab, slot, .. } => {
                 if let Some(run) = self.slabs.give(slab, slot) {
                     for grain in run.start..run.end() {
                         self.buddy.directory.set(grain, Owner::Nothing);
                     }
                     self.buddy.give(run);
                 }
-                (u64::from(record.requested), class.slot_bytes())
             }
-        };
+        }
         self.counts.deallocations += 1;
         self.counts.live_blocks -= 1;
         self.counts.live_bytes -= bytes;
@@ -212,7 +234,13 @@ impl Core {
 
     /// The live block that begins at an address: what was asked for, and its serial.
     pub(super) fn live(&self, address: DevicePtr) -> Result<(u64, u32), InvalidFree> {
-        self.find(address).map(|place| place.allocation())
+        self.find(address).map(|place| (place.sizes().0, place.serial()))
+    }
+
+    /// Finds the block that begins at an address; with `serial`, only that allocation's.
+    pub(super) fn find_allocation(&self, address: DevicePtr, serial: Option<u32>) -> Result<Place, InvalidFree> {
+        let place = self.find(address)?;
+        if serial.is_some_and(|serial| serial != place.serial()) { Err(InvalidFree::Stale) } else { Ok(place) }
     }
 
     fn find(&self, address: DevicePtr) -> Result<Place, InvalidFree> {
@@ -232,7 +260,7 @@ impl Core {
                     None => Err(InvalidFree::NotLive),
                 }
             }
-            Owner::Nothing if self.buddy.is_taken(grain) => Err(InvalidFree::Interior),
+            Owner::Nothing if self.buddy.is_taken(grain) && !self.is_committed(grain) => Err(InvalidFree::Interior),
             Owner::Nothing => Err(InvalidFree::NotLive),
         }
     }
@@ -309,14 +337,18 @@ impl Core {
     }
 
     pub(super) fn out_of_memory(&self, request: &Request, code: Option<CuResult>, driver_free: Option<u64>) -> OutOfMemory {
+        let growing_from = self.growing_from(request);
         OutOfMemory {
             requested: request.size,
-            rounded: request.block_bytes(),
+            rounded: growing_from.unwrap_or_default() + request.block_bytes(),
             alignment: request.alignment,
             contiguous: request.shape.one_handle,
+            left_of_reservation: None,
+            growing_from,
             live: self.counts.live_bytes,
             idle: self.buddy.free_bytes(),
             largest_free: self.buddy.largest_free_bytes(),
+            committed: self.committed_bytes(),
             reserved: self.buddy.arena.held_bytes(),
             capacity: self.capacity,
             device: self.buddy.arena.site().device,
@@ -348,6 +380,7 @@ impl Core {
             slab_idle_bytes: slab_bytes - slot_bytes,
             free_bytes: self.buddy.free_bytes(),
             largest_free_bytes: self.buddy.largest_free_bytes(),
+            committed_bytes: self.committed_bytes(),
             unsettled_bytes: self.buddy.arena.unsettled_bytes() + self.window_grains * GRAIN_BYTES,
             padding_bytes: self.buddy.arena.padding_bytes(),
             reserved_bytes: self.buddy.arena.held_bytes(),
@@ -364,7 +397,7 @@ impl Core {
         }
     }
 
-    /// Checks P1 to P3, and every layer below where no work is under way.
+    /// Checks P1 to P4, and every layer below where no work is under way.
     ///
     /// # Errors
     /// The first violation found.
@@ -378,6 +411,12 @@ impl Core {
             return Err(format!("P3: over capacity: {statistics:?}"));
         }
         let mut taken = self.slabs.grains();
+        for (index, rest) in self.reservations.iter() {
+            taken += u64::from(rest.len);
+            if (rest.start..rest.end()).any(|grain| self.buddy.directory.get(grain) != Owner::Nothing) {
+                return Err(format!("P4: what is left of reservation {index}, {rest:?}, has another owner"));
+            }
+        }
         let mut requested = statistics.classes.iter().map(|class| class.requested_bytes).sum::<u64>();
         for (index, block) in self.blocks.iter() {
             taken += u64::from(block.run.len);

@@ -120,6 +120,15 @@ impl Shared {
     /// # Errors
     /// Out of memory, or the driver's failure.
     pub(super) fn grow(&self, request: &Request) -> Result<Served> {
+        Ok(self.grow_unless_displaced(request)?.expect("only a request at a place can lose it"))
+    }
+
+    /// Serves a request that no free memory serves; `None` where it was for a place, and that is not to be had as it was asked
+    /// for: the caller looks again.
+    ///
+    /// # Errors
+    /// Out of memory, or the driver's failure.
+    pub(super) fn grow_unless_displaced(&self, request: &Request) -> Result<Option<Served>> {
         loop {
             let numbers = match self.grow_or_refuse(request)? {
                 Ok(served) => return Ok(served),
@@ -133,7 +142,7 @@ impl Shared {
         }
     }
 
-    fn grow_or_refuse(&self, request: &Request) -> Result<Result<Served, OutOfMemory>> {
+    fn grow_or_refuse(&self, request: &Request) -> Result<Result<Option<Served>, OutOfMemory>> {
         let mut attempt = Attempt {
             // A wish beyond all memory is a wish for all of it.
             step_bytes: self.options.growth.min(self.memory_bytes),
@@ -154,7 +163,7 @@ impl Shared {
         }
         loop {
             if let Some(served) = core.serve(request) {
-                return Ok(Ok(served));
+                return Ok(Ok(Some(served)));
             }
             if attempt.progress != core.progress {
                 attempt.progress = core.progress;
@@ -173,7 +182,9 @@ impl Shared {
                             core.few_handles = attempt.handles != Handles::Many;
                             let served = core.accept(run, request);
                             drop(core);
-                            if is_planted("window_before_access") {
+                            if let Some(served) = served
+                                && is_planted("window_before_access")
+                            {
                                 self.set_access_too_late(served.address, u64::from(run.len) * GRAIN_BYTES);
                             }
                             return Ok(Ok(served));
@@ -224,17 +235,19 @@ impl Shared {
                     core.reserving = true;
                     drop(core);
                     let mut reserving = Reserving { shared: self, done: false };
-                    reserving.done = self.reserve(request.shape)?;
+                    reserving.done = self.reserve_addresses(request.shape)?;
                     attempt.no_addresses = !reserving.done;
                     attempt.progress += u64::from(reserving.done);
                     drop(reserving);
                     core = self.core.lock();
                 }
                 Step::Wait => core = self.settled.wait(core),
+                Step::Displaced => return Ok(Ok(None)),
                 Step::Refuse => {
                     // A slab needs several grains in a row; the request itself may need one.
                     return Ok(core
                         .serve(&request.without_slab())
+                        .map(Some)
                         .ok_or_else(|| core.out_of_memory(request, attempt.code, attempt.driver_free)));
                 }
             }

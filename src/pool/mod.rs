@@ -10,16 +10,19 @@ mod buffer;
 mod builder;
 mod core;
 mod grow;
+mod in_place;
 #[cfg(all(test, vrampool_shuttle))]
 mod model;
 mod options;
 mod plan;
 mod request;
+mod reservation;
 mod statistics;
 mod trim;
 
 pub use buffer::{DeviceBuffer, FreeError};
 pub use builder::PoolBuilder;
+pub use reservation::Reservation;
 pub use statistics::{ClassStatistics, Statistics};
 
 use self::core::{Core, Served};
@@ -58,28 +61,36 @@ struct Shared {
 
 impl Shared {
     fn allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
+        self.serve(|| {
+            let request = Request::new(size, alignment, self.options.alignment)?;
+            Ok(if one_handle { request.on_one_handle() } else { request })
+        })
+    }
+
+    /// Serves a request, and counts where that fails.
+    fn serve(&self, request: impl FnOnce() -> Result<Request>) -> Result<Served> {
         self.alive()?;
-        let result = self.try_allocate(size, alignment, one_handle);
+        self.counted(request().and_then(|request| self.try_serve(&request)))
+    }
+
+    fn try_serve(&self, request: &Request) -> Result<Served> {
+        let mut core = self.core.lock();
+        if request.block_bytes() > self.memory_bytes {
+            return Err(Error::out_of_memory(core.out_of_memory(request, None, None)));
+        }
+        if let Some(served) = core.serve(request) {
+            return Ok(served);
+        }
+        drop(core);
+        self.grow(request)
+    }
+
+    /// Counts a failure. The lock is free.
+    fn counted<T>(&self, result: Result<T>) -> Result<T> {
         if result.is_err() {
             self.core.lock().counts.failed_allocations += 1;
         }
         result
-    }
-
-    fn try_allocate(&self, size: u64, alignment: u64, one_handle: bool) -> Result<Served> {
-        let mut request = Request::new(size, alignment, self.options.alignment)?;
-        if one_handle {
-            request = request.on_one_handle();
-        }
-        let mut core = self.core.lock();
-        if request.block_bytes() > self.memory_bytes {
-            return Err(Error::out_of_memory(core.out_of_memory(&request, None, None)));
-        }
-        if let Some(served) = core.serve(&request) {
-            return Ok(served);
-        }
-        drop(core);
-        self.grow(&request)
     }
 
     /// Asked before the lock is taken: in a forked child a thread that is not there may hold it.
@@ -151,6 +162,7 @@ const _: () = {
     assert_handle::<Pool>();
     const fn assert_send_sync<T: Send + Sync>() {}
     assert_send_sync::<DeviceBuffer>();
+    assert_send_sync::<Reservation>();
 };
 
 impl Pool {

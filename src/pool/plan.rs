@@ -3,6 +3,7 @@
 use super::Shared;
 use super::addresses::address_bytes;
 use super::core::Core;
+use super::in_place::Way;
 use super::request::Request;
 use super::trim::idle_handles;
 use crate::arena::{GRAIN_BYTES, Part, Work};
@@ -72,6 +73,8 @@ pub(super) enum Step {
     Reserve,
     /// Wait until other work is settled.
     Wait,
+    /// Give up, as the place that was asked for is not to be had.
+    Displaced,
     /// Give up.
     Refuse,
 }
@@ -92,6 +95,11 @@ impl Shared {
     pub(super) fn plan(&self, core: &mut Core, request: &Request, attempt: &Attempt) -> Step {
         if attempt.contested && core.works > 0 {
             return Step::Wait;
+        }
+        match core.way_of(request) {
+            Way::Open => {}
+            Way::InMotion => return Step::Wait,
+            Way::Closed => return Step::Displaced,
         }
         let own_room = match core.capacity {
             Some(_) if cfg!(vrampool_fault = "late_charge") || is_planted("late_charge") => u64::MAX,
@@ -127,12 +135,12 @@ impl Shared {
             }
             let pages_bytes = (u64::from(shape.grains) * GRAIN_BYTES).next_multiple_of(self.site.page_bytes);
             let missing = !core.buddy.has_hole(address_bytes(shape, self.site.page_bytes) / self.site.page_bytes);
-            if !attempt.no_addresses && missing && pages_bytes <= room.hard.saturating_add(idle) {
+            if shape.at.is_none() && !attempt.no_addresses && missing && pages_bytes <= room.hard.saturating_add(idle) {
                 // Another thread's addresses may do for this one, too.
                 return if core.reserving { Step::Wait } else { Step::Reserve };
             }
         }
-        if attempt.no_addresses {
+        if shape.at.is_none() && attempt.no_addresses {
             let slack = if shape.alignment > GRAIN_BYTES { shape.alignment } else { 0 };
             let least = (u64::from(shape.grains) * GRAIN_BYTES + slack).next_multiple_of(self.site.page_bytes);
             let room_without_padding = room.saturating_sub(core.buddy.arena.plain_bytes(0));

@@ -1,7 +1,7 @@
 //! A request, checked and routed: which class, or how many grains.
 
 use crate::arena::{GRAIN_BYTES, MAX_GRAINS};
-use crate::buddy::Shape;
+use crate::buddy::{Run, Shape};
 use crate::error::{Error, Result};
 use crate::slab::Class;
 use crate::units::{Bytes, GIB, MIN_ALIGNMENT, checked_align_up};
@@ -18,12 +18,16 @@ pub(super) enum Route {
     Slab(Class),
     /// A run of grains.
     Run,
+    /// A run of grains that blocks are to be drawn from.
+    Reservation,
+    /// The grains behind a live block of grains, to make it longer: the block's index and the serial of its allocation.
+    Extension(u32, u32),
 }
 
-/// A request for one block.
+/// A request for one block, a reservation, or more of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
-    /// Bytes asked for, at least one.
+    /// Bytes asked for, at least one. For more of a block, what it is to have then.
     pub(super) size: u64,
     pub(super) alignment: u64,
     pub(super) route: Route,
@@ -45,19 +49,31 @@ impl Request {
         }
         let alignment = alignment.max(floor);
         if let Some(class) = Class::of(size, alignment) {
-            let shape = Shape { grains: class.slab_grains(), alignment: GRAIN_BYTES, one_handle: false };
+            let shape = Shape { grains: class.slab_grains(), alignment: GRAIN_BYTES, one_handle: false, at: None };
             return Ok(Self { size, alignment, route: Route::Slab(class), shape });
         }
-        let too_large = || Error::invalid_argument(format!("{size} bytes are more than any pool can serve ({})", Bytes(MAX_REQUEST_BYTES)));
-        let rounded = checked_align_up(size, GRAIN_BYTES).filter(|&rounded| rounded <= MAX_REQUEST_BYTES).ok_or_else(too_large)?;
-        let shape = Shape { grains: (rounded / GRAIN_BYTES) as u32, alignment, one_handle: false };
+        let shape = Shape { grains: grains(size)?, alignment, one_handle: false, at: None };
         Ok(Self { size, alignment, route: Route::Run, shape })
     }
 
     /// The request as a run of its own, where a slab cannot be had.
     pub(super) fn without_slab(self) -> Self {
+        if !matches!(self.route, Route::Slab(_)) {
+            return self;
+        }
         let grains = self.size.div_ceil(GRAIN_BYTES) as u32;
         Self { route: Route::Run, shape: Shape { grains, alignment: self.alignment, ..self.shape }, ..self }
+    }
+
+    /// The request for a run that blocks are to be drawn from.
+    pub(super) fn as_reservation(self) -> Self {
+        Self { route: Route::Reservation, ..self.without_slab() }
+    }
+
+    /// A request for the run behind a live block of grains, which then has `size` bytes.
+    pub(super) fn extension(block: u32, serial: u32, behind: Run, size: u64) -> Self {
+        let shape = Shape { grains: behind.len, alignment: GRAIN_BYTES, one_handle: false, at: Some(behind.start) };
+        Self { size, alignment: MIN_ALIGNMENT, route: Route::Extension(block, serial), shape }
     }
 
     /// The request for a block on one handle: a run of its own, since a slab may lie on two.
@@ -66,13 +82,23 @@ impl Request {
         Self { shape: Shape { one_handle: true, ..run.shape }, ..run }
     }
 
-    /// What the block takes up, in bytes.
+    /// What the block takes up, or how much longer it becomes, in bytes.
     pub(super) fn block_bytes(&self) -> u64 {
         match self.route {
             Route::Slab(class) => class.slot_bytes(),
-            Route::Run => u64::from(self.shape.grains) * GRAIN_BYTES,
+            Route::Run | Route::Reservation | Route::Extension(..) => u64::from(self.shape.grains) * GRAIN_BYTES,
         }
     }
+}
+
+/// The grains that hold `size` bytes.
+///
+/// # Errors
+/// An invalid argument: more than any pool could serve.
+pub(super) fn grains(size: u64) -> Result<u32> {
+    let too_large = || Error::invalid_argument(format!("{size} bytes are more than any pool can serve ({})", Bytes(MAX_REQUEST_BYTES)));
+    let rounded = checked_align_up(size, GRAIN_BYTES).filter(|&rounded| rounded <= MAX_REQUEST_BYTES).ok_or_else(too_large)?;
+    Ok((rounded / GRAIN_BYTES) as u32)
 }
 
 const _: () = assert!(MIN_ALIGNMENT.is_power_of_two() && GRAIN_BYTES.is_multiple_of(MIN_ALIGNMENT));
@@ -121,7 +147,10 @@ mod tests {
                 assert_eq!(request.block_bytes(), size.next_multiple_of(256));
             }
         }
-        assert_eq!(Request::new(1, 32 * KIB, MIN_ALIGNMENT).unwrap().shape, Shape { grains: 1, alignment: 32 * KIB, one_handle: false });
+        assert_eq!(
+            Request::new(1, 32 * KIB, MIN_ALIGNMENT).unwrap().shape,
+            Shape { grains: 1, alignment: 32 * KIB, one_handle: false, at: None }
+        );
         assert_eq!(Request::new(257, 1, 512).unwrap().block_bytes(), 512);
     }
 }

@@ -5,7 +5,7 @@ use crate::slab::Class;
 /// A snapshot of a pool's counts, taken at one moment. All sizes are in bytes.
 ///
 /// Every byte held from the driver is in exactly one place:
-/// `live + slab_idle + free + unsettled + padding == reserved`, which [`Statistics::accounted_bytes`] adds up.
+/// `live + slab_idle + free + committed + unsettled + padding == reserved`, which [`Statistics::accounted_bytes`] adds up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Statistics {
@@ -21,6 +21,8 @@ pub struct Statistics {
     pub free_bytes: u64,
     /// The longest stretch of them.
     pub largest_free_bytes: u64,
+    /// Bytes that are left of [reservations](crate::Reservation).
+    pub committed_bytes: u64,
     /// Bytes being mapped or given back at this moment, or that the driver would not take back.
     pub unsettled_bytes: u64,
     /// Bytes lost to the alignment of plain allocations.
@@ -39,7 +41,7 @@ pub struct Statistics {
     pub allocations: u64,
     /// Blocks freed.
     pub deallocations: u64,
-    /// Allocations that failed, for whatever reason.
+    /// Allocations, reservations and growths in place that failed for lack of memory or by the driver's fault, or that no pool could serve.
     pub failed_allocations: u64,
     /// Frees of addresses that were not the start of a live block.
     pub refused_frees: u64,
@@ -75,6 +77,6 @@ impl Statistics {
     /// The sum of every place that a byte held from the driver can be in.
     #[must_use]
     pub fn accounted_bytes(&self) -> u64 {
-        self.live_bytes + self.slab_idle_bytes + self.free_bytes + self.unsettled_bytes + self.padding_bytes
+        self.live_bytes + self.slab_idle_bytes + self.free_bytes + self.committed_bytes + self.unsettled_bytes + self.padding_bytes
     }
 }

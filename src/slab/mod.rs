@@ -137,6 +137,14 @@ impl Slabs {
         Some(run)
     }
 
+    /// Notes that a live slot was asked for so many bytes, which fit in it.
+    pub(crate) fn set_requested(&mut self, index: u32, slot: u32, requested: u32) {
+        let slab = self.slabs.get_mut(index).expect("the directory names slabs in the table");
+        let before = std::mem::replace(&mut slab.slots[slot as usize].requested, requested);
+        let class_use = &mut self.uses[slab.class.index()];
+        class_use.requested_bytes = class_use.requested_bytes - u64::from(before) + u64::from(requested);
+    }
+
     /// Grains in all slabs.
     pub(crate) fn grains(&self) -> u64 {
         Class::all().map(|class| self.uses[class.index()].slabs * u64::from(class.slab_grains())).sum()

@@ -19,11 +19,31 @@ impl Reader<'_> {
         Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
     }
 
+    fn size(&mut self) -> Option<Size> {
+        Some(Size { exponent: self.byte()?, fraction: self.short()? })
+    }
+
     fn op(&mut self) -> Option<Op> {
         let code = self.byte()?;
+        Some(match code {
+            73 => Op::Reserve { size: self.size()? },
+            74 | 75 | 204 | 205 => Op::Draw {
+                which: self.byte()?,
+                size: self.size()?,
+                alignment: if code % 10 == 5 { self.byte()? } else { 0 },
+                buffer: code >= 128,
+            },
+            76 => Op::EndReservation { which: self.byte()? },
+            77 => Op::Grow { which: self.short()?, size: self.size()? },
+            _ => self.older_op(code)?,
+        })
+    }
+
+    /// The operations that have had all codes, before there were others.
+    fn older_op(&mut self, code: u8) -> Option<Op> {
         Some(match code % 10 {
             0..=2 => Op::Allocate {
-                size: Size { exponent: self.byte()?, fraction: self.short()? },
+                size: self.size()?,
                 // One in three is aligned.
                 alignment: if code % 10 == 2 { self.byte()? } else { 0 },
                 buffer: code >= 128,
@@ -61,14 +81,14 @@ pub fn decode(data: &[u8]) -> (Setup, Vec<Op>) {
 #[must_use]
 pub fn encode(setup: Setup, ops: &[Op]) -> Vec<u8> {
     let mut bytes = vec![setup.device, setup.memory_pages, setup.maximum_pages, setup.initial_pages, setup.growth_pages, setup.placement];
+    let sized = |size: Size| [size.exponent, size.fraction as u8, (size.fraction >> 8) as u8];
     for op in ops {
         let high = |code: u8, flag: bool| if flag { code + 130 } else { code };
         match *op {
             Op::Allocate { size, alignment, buffer, contiguous } => {
                 let contiguous = if contiguous { 30 } else { 0 };
                 bytes.push(high(if alignment == 0 { 0 } else { 2 } + contiguous, buffer));
-                bytes.push(size.exponent);
-                bytes.extend(size.fraction.to_le_bytes());
+                bytes.extend(sized(size));
                 if alignment != 0 {
                     bytes.push(alignment);
                 }
@@ -85,6 +105,23 @@ pub fn encode(setup: Setup, ops: &[Op]) -> Vec<u8> {
                 bytes.push(6);
                 bytes.extend(which.to_le_bytes());
                 bytes.extend(offset.to_le_bytes());
+            }
+            Op::Reserve { size } => {
+                bytes.push(73);
+                bytes.extend(sized(size));
+            }
+            Op::Draw { which, size, alignment, buffer } => {
+                bytes.extend([high(if alignment == 0 { 74 } else { 75 }, buffer), which]);
+                bytes.extend(sized(size));
+                if alignment != 0 {
+                    bytes.push(alignment);
+                }
+            }
+            Op::EndReservation { which } => bytes.extend([76, which]),
+            Op::Grow { which, size } => {
+                bytes.push(77);
+                bytes.extend(which.to_le_bytes());
+                bytes.extend(sized(size));
             }
             Op::Trim { pages } => bytes.extend([7, pages]),
             Op::FreeAll { order } => bytes.extend([high(7, true), order]),
@@ -112,12 +149,17 @@ mod tests {
             Op::FreeInvalid { which: 4, offset: 513 },
             Op::Trim { pages: 9 },
             Op::FreeAll { order: 2 },
+            Op::Reserve { size },
+            Op::EndReservation { which: 4 },
+            Op::Grow { which: 300, size },
         ];
         for flag in [false, true] {
             for contiguous in [false, true] {
                 ops.push(Op::Allocate { size, alignment: 0, buffer: flag, contiguous });
                 ops.push(Op::Allocate { size, alignment: 21, buffer: flag, contiguous });
             }
+            ops.push(Op::Draw { which: 7, size, alignment: 0, buffer: flag });
+            ops.push(Op::Draw { which: 7, size, alignment: 20, buffer: flag });
             ops.push(Op::Fail { call: 1, after: 2, fatal: flag });
             ops.push(Op::Amid { after: 3, which: 700, trim: flag });
         }

@@ -9,14 +9,15 @@
 //! Not a stable interface.
 
 mod codec;
+mod hold;
 mod shadow;
 
 pub use codec::{decode, encode};
 
 use crate::driver::sim::{FaultTarget, Piece, PlainPlacement, SimConfig, SimDriver};
 use crate::driver::{Call, Device, Driver};
-use crate::error::CuResult;
-use crate::pool::Pool;
+use crate::error::{CuResult, Error};
+use crate::pool::{Pool, Reservation, Statistics};
 use crate::sync::{Arc, Mutex};
 use crate::units::{DeviceId, DevicePtr, MIB};
 use shadow::{Held, Shadow};
@@ -88,6 +89,34 @@ pub enum Op {
         /// How far from its start.
         offset: u16,
     },
+    /// Set memory aside.
+    Reserve {
+        /// How much.
+        size: Size,
+    },
+    /// Draw a block from a reservation, as a buffer or as an address.
+    Draw {
+        /// From which, modulo how many there are.
+        which: u8,
+        /// How much.
+        size: Size,
+        /// The alignment's power of two, from 0 to 30.
+        alignment: u8,
+        /// Whether as a buffer.
+        buffer: bool,
+    },
+    /// Drop a reservation.
+    EndReservation {
+        /// Which, modulo how many there are.
+        which: u8,
+    },
+    /// Make a block longer in place.
+    Grow {
+        /// Which.
+        which: u16,
+        /// To how much.
+        size: Size,
+    },
     /// Trim to so many pages.
     Trim {
         /// How many.
@@ -129,6 +158,7 @@ struct Runner {
     sim: Arc<SimDriver>,
     pool: Pool,
     shadow: Arc<Mutex<Shadow>>,
+    reservations: Vec<Reservation>,
     amid: Arc<Mutex<Amid>>,
     /// The most that can be held, in bytes: the maximum or the device's memory.
     limit: u64,
@@ -222,7 +252,7 @@ impl Runner {
         let hook = (Arc::clone(&shadow), Arc::clone(&amid));
         sim.set_hook(move |call| meanwhile(call, &hook.0, &hook.1));
         let padding = if odd { page } else { 0 };
-        Ok(Some(Self { sim, pool, shadow, amid, limit, maximum, maps_pages, padding, faults_planned: 0 }))
+        Ok(Some(Self { sim, pool, shadow, reservations: Vec::new(), amid, limit, maximum, maps_pages, padding, faults_planned: 0 }))
     }
 
     fn step(&mut self, op: &Op) -> Result<(), String> {
@@ -247,6 +277,10 @@ impl Runner {
                 Ok(())
             }
             Op::FreeInvalid { which, offset } => self.free_invalid(which, u64::from(offset)),
+            Op::Reserve { size } => self.reserve(size.bytes()),
+            Op::Draw { which, size, alignment, buffer } => self.draw(which, size.bytes(), 1 << (alignment % 31), buffer),
+            Op::EndReservation { which } => self.end_reservation(which),
+            Op::Grow { which, size } => self.grow(which, size.bytes()),
             Op::Trim { pages } => {
                 let to = u64::from(pages) * self.pool.page_bytes();
                 let faults = self.faults_done();
@@ -316,27 +350,30 @@ impl Runner {
                 }
                 self.shadow.lock().insert(address, size, held)
             }
-            Err(error) if faults < self.faults_done() => {
-                let known = error.is_out_of_memory() || error.is_driver();
-                if known { Ok(()) } else { Err(format!("a fault of the driver came out as {error}")) }
-            }
-            Err(error) if error.is_out_of_memory() => {
-                // A plain allocation is aligned by asking for more.
-                let slack = if self.maps_pages || alignment <= 16 << 10 { 0 } else { alignment };
-                let needed = (size + slack).next_multiple_of(self.pool.page_bytes()) + self.padding;
-                let fits = needed <= self.limit.saturating_sub(before.reserved_bytes);
-                let empty = before.live_blocks == 0 && needed <= self.limit;
-                if fits || empty {
-                    return Err(format!("{size} bytes at {alignment} must fit: {error}; before: {before:?}"));
-                }
-                let numbers = error.numbers().ok_or("an out-of-memory error without numbers")?;
-                if numbers.requested != size || numbers.live != self.pool.statistics().live_bytes {
-                    return Err(format!("wrong numbers: {error}"));
-                }
-                Ok(())
-            }
-            Err(error) => Err(format!("{size} bytes at {alignment}: {error}")),
+            Err(error) => self.judge(&error, size, alignment, &before, faults),
         }
+    }
+
+    /// Whether new memory of a size may be refused so: for a fault that came about since there were `faults`, or for lack of
+    /// memory.
+    fn judge(&self, error: &Error, size: u64, alignment: u64, before: &Statistics, faults: usize) -> Result<(), String> {
+        if faults < self.faults_done() {
+            let known = error.is_out_of_memory() || error.is_driver();
+            return if known { Ok(()) } else { Err(format!("a fault of the driver came out as {error}")) };
+        }
+        let numbers = error.numbers().ok_or_else(|| format!("{size} bytes at {alignment}: {error}"))?;
+        // A plain allocation is aligned by asking for more.
+        let slack = if self.maps_pages || alignment <= 16 << 10 { 0 } else { alignment };
+        let needed = (size + slack).next_multiple_of(self.pool.page_bytes()) + self.padding;
+        let fits = needed <= self.limit.saturating_sub(before.reserved_bytes);
+        let empty = before.live_blocks == 0 && before.committed_bytes == 0 && needed <= self.limit;
+        if fits || empty {
+            return Err(format!("{size} bytes at {alignment} must fit: {error}; before: {before:?}"));
+        }
+        if numbers.requested != size || numbers.live != self.pool.statistics().live_bytes {
+            return Err(format!("wrong numbers: {error}"));
+        }
+        Ok(())
     }
 
     fn free_invalid(&mut self, which: u16, offset: u64) -> Result<(), String> {
@@ -395,6 +432,10 @@ impl Runner {
         if self.maximum.is_some_and(|maximum| peak > maximum) {
             return Err(format!("{peak} bytes were held at some moment, at most {:?} are allowed", self.maximum));
         }
+        let left: u64 = self.reservations.iter().map(Reservation::remaining).sum();
+        if statistics.committed_bytes != left {
+            return Err(format!("{left} bytes are left of reservations: {statistics:?}"));
+        }
         let shadow = self.shadow.lock();
         if statistics.requested_bytes != shadow.requested() || statistics.live_blocks != shadow.len() as u64 {
             return Err(format!("{} blocks of {} bytes are live: {statistics:?}", shadow.len(), shadow.requested()));
@@ -407,6 +448,7 @@ impl Runner {
         self.sim.clear_hook();
         self.amid.lock().pool = None;
         self.free_all(0).map_err(|error| format!("at the end: {error}"))?;
+        self.reservations.clear();
         let stale = std::mem::take(&mut self.shadow.lock().stale);
         drop(stale);
         self.check().map_err(|error| format!("at the end: {error}"))?;

@@ -55,6 +55,29 @@ impl Shadow {
         Ok(())
     }
 
+    /// A live block's address and size. Where a buffer owns it, that too: the block is not listed then, until
+    /// [`Self::resize`] puts it back.
+    pub(super) fn lend(&mut self, which: u16) -> Option<(DevicePtr, u64, Option<DeviceBuffer>)> {
+        let which = usize::from(which).checked_rem(self.live.len())?;
+        let (&address, &(size, _)) = self.live.iter().nth(which)?;
+        match self.live.remove(&address)?.1 {
+            Held::Buffer(buffer) => Some((address, size, Some(buffer))),
+            Held::Raw => {
+                self.live.insert(address, (size, Held::Raw));
+                Some((address, size, None))
+            }
+        }
+    }
+
+    /// Notes what a block has become.
+    ///
+    /// # Errors
+    /// It overlaps another.
+    pub(super) fn resize(&mut self, address: DevicePtr, size: u64, buffer: Option<DeviceBuffer>) -> Result<(), String> {
+        self.live.remove(&address);
+        self.insert(address, size, buffer.map_or(Held::Raw, Held::Buffer))
+    }
+
     fn remove(&mut self, address: DevicePtr) -> (DevicePtr, Held) {
         let (_, held) = self.live.remove(&address).expect("the address was found a moment ago");
         if self.dead.len() == 64 {

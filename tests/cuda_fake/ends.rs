@@ -10,7 +10,7 @@ use vrampool::driver::cuda::CudaDriver;
 use vrampool::driver::{Driver, MemoryKind, Meter, PhysicalHandle};
 use vrampool::error::CuResult;
 use vrampool::units::{DeviceId, DevicePtr, MIB};
-use vrampool::{Device, DeviceBuffer, Pool};
+use vrampool::{Device, DeviceBuffer, Pool, Reservation};
 
 const KINDS: [MemoryKind; 3] = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed];
 
@@ -49,10 +49,11 @@ fn fork(work: impl FnOnce() -> String) -> String {
 }
 
 /// What a child may do with its parent's pool: nothing reaches the driver, and all is an error or silence.
-fn use_in_child(fake: &Fake, device: &Device, pool: &Pool, buffer: DeviceBuffer) -> String {
+fn use_in_child(fake: &Fake, device: &Device, pool: &Pool, mut buffer: DeviceBuffer, reservation: Reservation) -> String {
     let driver = device.driver();
     let before = fake.calls("*");
     let context = fake.context();
+    let grown = buffer.try_grow(MIB);
     drop(buffer);
     let mut said = String::new();
     let mut note = |what: &str, is_right: bool| {
@@ -65,6 +66,11 @@ fn use_in_child(fake: &Fake, device: &Device, pool: &Pool, buffer: DeviceBuffer)
         note("allocate is no error", pool.allocate(size).is_err_and(|error| !error.is_out_of_memory()));
         note("allocate_buffer is no error", pool.allocate_buffer(size).is_err());
     }
+    note("growing is no error", grown.is_err_and(|error| error.code() == Some(CuResult::ERROR_DEINITIALIZED)));
+    note("a reservation is no error", pool.reserve(MIB).is_err() && pool.reserve(0).is_err());
+    note("a draw is no error", reservation.allocate(1).is_err_and(|error| !error.is_out_of_memory()));
+    note("something is left of a reservation", reservation.remaining() == 0);
+    drop(reservation);
     let statistics = pool.statistics();
     note("something is counted", statistics.reserved_bytes == 0 && statistics.live_blocks == 0 && statistics.allocations == 0);
     note("the classes are not there", !statistics.classes.is_empty());
@@ -100,11 +106,12 @@ fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
             let mine = a_buffer_of(&pool);
             let live = pool.statistics().live_bytes;
             let buffer = a_buffer_of(&pool);
+            let reservation = pool.reserve(MIB).unwrap();
             let calls = fake.calls("*");
             let said = fork(|| {
-                // SAFETY: the child's copy; the parent drops its own.
-                let copy = unsafe { std::ptr::read(&raw const buffer) };
-                let said = use_in_child(&fake, &device, &pool, copy);
+                // SAFETY: the child's copies; the parent drops its own.
+                let (copy, reserved) = unsafe { (std::ptr::read(&raw const buffer), std::ptr::read(&raw const reservation)) };
+                let said = use_in_child(&fake, &device, &pool, copy, reserved);
                 // The pool's end is silent, too.
                 let before = fake.calls("*");
                 // SAFETY: the child's copy of the pool, which is not used again.
@@ -115,7 +122,7 @@ fn a_forked_child_leaves_the_driver_alone_and_the_parent_unharmed() {
             assert_eq!(fake.calls("*"), calls, "the parent's log");
             drop(buffer);
             assert_eq!(pool.statistics().live_bytes, live);
-            drop(mine);
+            drop((mine, reservation));
             pool.check().unwrap();
             pool.trim(0).unwrap();
             drop(pool);
@@ -148,12 +155,12 @@ fn a_fork_while_other_threads_hold_the_pools_lock_does_not_hang() {
                 hint::spin_loop();
             }
             for round in 0..100 {
-                let buffer = a_buffer_of(&pool);
+                let (buffer, reservation) = (a_buffer_of(&pool), pool.reserve(MIB).unwrap());
                 let said = fork(|| {
-                    // SAFETY: the child's copy; the parent drops its own.
-                    let copy = unsafe { std::ptr::read(&raw const buffer) };
+                    // SAFETY: the child's copies; the parent drops its own.
+                    let (copy, reserved) = unsafe { (std::ptr::read(&raw const buffer), std::ptr::read(&raw const reservation)) };
                     // The fake's count is right in a child: its other threads are gone.
-                    use_in_child(&fake, &device, &pool, copy)
+                    use_in_child(&fake, &device, &pool, copy, reserved)
                 });
                 assert_eq!(said, "", "round {round}");
             }

@@ -1,82 +1,14 @@
 //! The maximum at every instant, and nobody told that memory has run out while it is on its way.
 
+use crate::amid::{GIVING, Other, TAKING, amid};
 use crate::support::{DEVICE, Draw, MAPPED, Machine, SOURCES, free};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
-use std::thread::{self, ThreadId};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::thread;
 use vrampool::driver::{Call, Driver, Meter};
 use vrampool::error::CuResult;
 use vrampool::units::KIB;
 use vrampool::{Device, DeviceBuffer, Pool};
-
-/// What another thread is about.
-#[derive(Debug, Default)]
-struct Other {
-    /// Its folder under `/proc`.
-    task: OnceLock<PathBuf>,
-    id: OnceLock<ThreadId>,
-    /// Whether it has come by.
-    seen: AtomicBool,
-    done: AtomicBool,
-}
-
-impl Other {
-    /// To be called by that thread.
-    fn work<T>(&self, work: impl FnOnce() -> T) -> T {
-        let task = std::fs::read_link("/proc/thread-self").unwrap();
-        self.id.set(thread::current().id()).unwrap();
-        self.task.set(PathBuf::from("/proc").join(task)).unwrap();
-        let result = work();
-        self.done.store(true, Ordering::Release);
-        result
-    }
-
-    /// Whether it is the thread that asks.
-    fn is_this(&self) -> bool {
-        self.id.get() == Some(&thread::current().id())
-    }
-
-    /// Whether it has ended, or the kernel has put it to sleep: it waits for someone.
-    fn is_done_or_waits(&self) -> bool {
-        let state = || {
-            let stat = std::fs::read_to_string(self.task.get()?.join("stat")).ok()?;
-            stat[stat.rfind(')')? + 1..].trim_start().chars().next()
-        };
-        self.done.load(Ordering::Acquire) || state() == Some('S')
-    }
-}
-
-/// Runs `first`; in the middle of its first call of one of `calls` runs `second` on another thread, until that waits or
-/// has ended. What is asserted must hold wherever the one catches up with the other; what is forbidden shows here.
-fn amid<A: Send, B: Send>(
-    machine: &Machine,
-    calls: &'static [Call],
-    first: impl FnOnce() -> A + Send,
-    second: impl FnOnce() -> B + Send,
-) -> (A, B) {
-    let other = Arc::new(Other::default());
-    let (begun, amid) = mpsc::channel();
-    let gate = Mutex::new(Some((begun, Arc::clone(&other))));
-    machine.sim.set_hook(move |call| {
-        let Some((begun, other)) = calls.contains(&call).then(|| gate.lock().unwrap().take()).flatten() else { return };
-        begun.send(()).unwrap();
-        while !other.is_done_or_waits() {
-            thread::yield_now();
-        }
-    });
-    let results = thread::scope(|scope| {
-        let first = scope.spawn(first);
-        amid.recv().expect("the first thread makes no such call");
-        let second = scope.spawn(|| other.work(second));
-        (first.join().unwrap(), second.join().unwrap())
-    });
-    machine.sim.clear_hook();
-    results
-}
-
-const TAKING: &[Call] = &[Call::MemCreate, Call::MemAlloc, Call::MemAllocHost, Call::MemAllocManaged];
-const GIVING: &[Call] = &[Call::MemUnmap, Call::MemFree, Call::MemFreeHost];
 
 /// Memory that is charged to a growth which then fails is free: who was refused meanwhile was told a lie.
 #[test]

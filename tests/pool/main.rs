@@ -2,13 +2,16 @@
 //!
 //! Each test is named for what must hold and says what goes wrong where it does not.
 
+mod amid;
 mod contiguous;
 mod fragmentation;
 mod geometry;
+mod growth;
 mod lifetime;
 mod limits;
 mod ownership;
 mod purposes;
+mod reservations;
 mod sizes;
 mod support;
 mod threads;
