@@ -174,7 +174,7 @@ impl Model {
             _ => (u32::from(length) - 199) * self.page_grains / 2,
         };
         let alignment = if flags.is_multiple_of(4) { GRAIN_BYTES << (flags / 4 % 8) } else { GRAIN_BYTES };
-        Shape { grains, alignment, one_handle: flags >= 192 }
+        Shape { grains, alignment, one_handle: flags >= 192, at: None }
     }
 
     // ---- brute force ----
@@ -522,7 +522,7 @@ impl Model {
         self.finish_work(0, true);
         self.check();
         assert_eq!((self.sim.held_bytes(DEVICE), self.buddy.arena.unsettled_bytes()), (0, 0));
-        assert!(self.buddy.take(Shape { grains: 1, alignment: GRAIN_BYTES, one_handle: false }, false).is_none());
+        assert!(self.buddy.take(Shape { grains: 1, alignment: GRAIN_BYTES, one_handle: false, at: None }, false).is_none());
         self.buddy.arena.close();
         self.sim.audit().expect("nothing is outstanding");
     }
