@@ -27,3 +27,13 @@ fn pool() {
 fn trace() {
     replay("trace", vrampool::trace::fuzz_reader);
 }
+
+#[test]
+fn buddy() {
+    replay("buddy", vrampool::testing::fuzz_buddy);
+}
+
+#[test]
+fn slab() {
+    replay("slab", vrampool::testing::fuzz_slab);
+}

@@ -16,9 +16,22 @@ fn size() -> impl Strategy<Value = Size> {
 }
 
 fn allocate() -> impl Strategy<Value = Op> {
-    let alignment = prop_oneof![4 => Just(0u8), 1 => 1..24u8];
     let contiguous = prop::bool::weighted(0.15);
-    (size(), alignment, any::<bool>(), contiguous).prop_map(|(size, alignment, buffer, contiguous)| Op::Allocate {
+    allocate_of(size(), contiguous)
+}
+
+/// Requests of about a page to eight, most of them on one handle: handles of several pages, side by side.
+fn allocate_on_handles() -> impl Strategy<Value = Op> {
+    let size = (20..24u8, any::<u16>()).prop_map(|(exponent, fraction)| Size { exponent, fraction });
+    prop_oneof![
+        8 => allocate_of(size, prop::bool::weighted(0.8)),
+        7 => any::<u16>().prop_map(|which| Op::Free { which }),
+    ]
+}
+
+fn allocate_of(size: impl Strategy<Value = Size>, contiguous: impl Strategy<Value = bool>) -> impl Strategy<Value = Op> {
+    let alignment = prop_oneof![4 => Just(0u8), 1 => 1..24u8];
+    (size, alignment, any::<bool>(), contiguous).prop_map(|(size, alignment, buffer, contiguous)| Op::Allocate {
         size,
         alignment,
         buffer,
@@ -116,6 +129,11 @@ proptest! {
     #[test]
     fn a_pool_keeps_its_promises(setup in setup(), ops in prop::collection::vec(op(), 1..120)) {
         check(setup, &ops)?;
+    }
+
+    #[test]
+    fn blocks_on_one_handle_keep_theirs(memory_pages in 8..40u8, ops in prop::collection::vec(allocate_on_handles(), 1..120)) {
+        check(Setup { memory_pages, ..Setup::default() }, &ops)?;
     }
 
     #[test]

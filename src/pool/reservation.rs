@@ -130,8 +130,12 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if !self.pool.shared.has_ended() {
-            self.pool.shared.core.lock().end_reservation(self.index);
+        let shared = &self.pool.shared;
+        if !shared.has_ended() {
+            let mut core = shared.core.lock();
+            core.end_reservation(self.index);
+            shared.give_back_excess(core);
+            shared.decay_by_the_way();
         }
     }
 }

@@ -19,10 +19,14 @@
 
 mod bitmap;
 mod class;
+#[cfg(feature = "testing")]
+mod oracle;
 
 pub(crate) use class::Class;
 #[cfg(test)]
 pub(crate) use class::MAX_SLOT_BYTES;
+#[cfg(feature = "testing")]
+pub(crate) use oracle::fuzz_slab;
 
 use crate::arena::Table;
 use crate::buddy::Run;

@@ -35,7 +35,8 @@ pub struct Setup {
     pub initial_pages: u8,
     /// Pages to grow by.
     pub growth_pages: u8,
-    /// Where plain allocations lie: 0 as the driver places them, 1 adjacent, 2 at odd addresses.
+    /// Where plain allocations lie: 0 as the driver places them, 1 adjacent, 2 at odd addresses. Beyond these, a third of it
+    /// says how much slack the pool has and what it aligns to.
     pub placement: u8,
 }
 
@@ -212,6 +213,22 @@ pub fn fuzz_pool(data: &[u8]) {
     }
 }
 
+/// Runs the buddy layer on operations decoded from bytes, beside an oracle: the body of the fuzz target `buddy`.
+///
+/// # Panics
+/// When something is violated.
+pub fn fuzz_buddy(data: &[u8]) {
+    crate::buddy::fuzz_buddy(data);
+}
+
+/// Runs the slab layer on operations decoded from bytes, beside an oracle: the body of the fuzz target `slab`.
+///
+/// # Panics
+/// When something is violated.
+pub fn fuzz_slab(data: &[u8]) {
+    crate::slab::fuzz_slab(data);
+}
+
 impl Runner {
     /// Builds device and pool; `None` where the initial size is rightly refused.
     fn new(setup: Setup) -> Result<Option<Self>, String> {
@@ -230,12 +247,18 @@ impl Runner {
         let device = Device::new(Arc::clone(&sim) as Arc<dyn Driver>, DEVICE).map_err(|error| error.to_string())?;
         let shared_limit = MemoryLimit::new(u64::MAX);
         let bounds = [Bound { maximum, ceiling: 0 }, Bound::default()];
-        let mut builder = Pool::builder().device(device).limit(&shared_limit).initial(initial).growth(u64::from(setup.growth_pages) * page);
+        let slack = [0.02, 0.0, 0.25, 1.0][usize::from(setup.placement / 3 % 4)];
+        let alignment = 256 << (setup.placement / 12 % 2);
+        let mut builder = Pool::builder().initial(initial).growth(u64::from(setup.growth_pages) * page).slack(slack).alignment(alignment);
         if let Some(maximum) = maximum {
             // Off the page, so that rounding down is put to the test.
             builder = builder.maximum(maximum + page / 3);
         }
-        let pool = match builder.build() {
+        // What a builder is told and what its text tells another come to the same.
+        let text = builder.config();
+        let builder = Pool::builder().configure(&text).map_err(|error| error.to_string())?;
+        let pool = match builder.device(device).limit(&shared_limit).build() {
+            Ok(pool) if pool.config() != text => return Err(format!("a pool of '{text}' says that it is '{}'", pool.config())),
             Ok(pool) => pool,
             Err(error) if initial > limit || (odd && initial + page > limit) => {
                 if !(error.is_invalid_argument() || error.is_out_of_memory()) {
@@ -279,7 +302,12 @@ impl Runner {
                 let Some((address, held)) = self.take(which) else { return Ok(()) };
                 self.pool.free(address).map_err(|error| error.to_string())?;
                 if let Held::Buffer(buffer) = held {
-                    self.shadow.lock().stale.push(buffer);
+                    let refused = buffer.free().err().ok_or("a buffer freed a block that was not its own any more")?;
+                    if refused.error().invalid_free_reason().is_none() {
+                        return Err(format!("a stale buffer: {refused}"));
+                    }
+                    // Handed back as it was; dropped at the end.
+                    self.shadow.lock().stale.push(refused.into_buffer());
                 }
                 Ok(())
             }
@@ -350,6 +378,11 @@ impl Runner {
                 let in_piece = |piece: Piece| address.address() + size <= piece.address.address() + piece.bytes;
                 if contiguous && !self.sim.piece_at(address).is_some_and(in_piece) {
                     return Err(format!("{size} bytes at {address} are not on one handle"));
+                }
+                if let Held::Buffer(buffer) = &held
+                    && (buffer.size(), buffer.pool().device()) != (size, DEVICE)
+                {
+                    return Err(format!("a buffer of {size} bytes is {buffer:?}"));
                 }
                 self.shadow.lock().insert(address, size, held)
             }
