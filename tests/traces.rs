@@ -189,6 +189,21 @@ fn a_driver_that_fails_ends_the_search() {
 }
 
 #[test]
+fn recorded_traces_complete_twice_near_their_limit() {
+    for path in recorded() {
+        let trace = Trace::open(&path).expect("a trace");
+        for percent in [103, 105, 110] {
+            if trace.peak_live_bytes() < GIB {
+                continue;
+            }
+            let capacity = trace.peak_live_bytes() * percent / 100;
+            let report = on(&SimDriver::h200(), &trace, Pool::builder().maximum(capacity), exactly(2));
+            assert_eq!((report.passes, report.failed), (2, 0), "{}: {percent} %", path.display());
+        }
+    }
+}
+
+#[test]
 fn with_a_loose_slack_recorded_traces_settle() {
     for path in recorded() {
         let trace = Trace::open(&path).expect("a trace");
