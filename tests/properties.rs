@@ -29,6 +29,17 @@ fn allocate_on_handles() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Large blocks that come and go, so that pages are moved, and calls that fail meanwhile: those that make and map, so that
+/// what the failure undid can be undone.
+fn moved_amid_failures() -> impl Strategy<Value = Op> {
+    let size = (20..24u8, any::<u16>()).prop_map(|(exponent, fraction)| Size { exponent, fraction });
+    prop_oneof![
+        8 => allocate_of(size, Just(false)),
+        7 => any::<u16>().prop_map(|which| Op::Free { which }),
+        2 => (1..4u8, 0..12u8, any::<bool>()).prop_map(|(call, after, fatal)| Op::Fail { call, after, fatal }),
+    ]
+}
+
 fn allocate_of(size: impl Strategy<Value = Size>, contiguous: impl Strategy<Value = bool>) -> impl Strategy<Value = Op> {
     let alignment = prop_oneof![4 => Just(0u8), 1 => 1..24u8];
     (size, alignment, any::<bool>(), contiguous).prop_map(|(size, alignment, buffer, contiguous)| Op::Allocate {
@@ -133,6 +144,11 @@ proptest! {
 
     #[test]
     fn blocks_on_one_handle_keep_theirs(memory_pages in 8..40u8, ops in prop::collection::vec(allocate_on_handles(), 1..120)) {
+        check(Setup { memory_pages, ..Setup::default() }, &ops)?;
+    }
+
+    #[test]
+    fn what_is_moved_while_the_driver_fails_is_where_it_was(memory_pages in 8..40u8, ops in prop::collection::vec(moved_amid_failures(), 1..120)) {
         check(Setup { memory_pages, ..Setup::default() }, &ops)?;
     }
 

@@ -186,6 +186,10 @@ struct Runner {
     /// What plain allocations lose to their addresses.
     padding: u64,
     faults_planned: usize,
+    /// Whether a fault was planned that may meet a call which gives something back.
+    undoing_may_fail: bool,
+    /// How many faults had come about when nothing was unsettled the last time.
+    settled_at: usize,
 }
 
 const DEVICE: DeviceId = DeviceId(0);
@@ -287,6 +291,8 @@ impl Runner {
             maps_pages,
             padding,
             faults_planned: 0,
+            undoing_may_fail: false,
+            settled_at: 0,
         }))
     }
 
@@ -332,6 +338,7 @@ impl Runner {
                 let kinds =
                     [Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::MemUnmap, Call::MemRelease, Call::MemAlloc, Call::MemFree];
                 self.faults_planned += 1;
+                self.undoing_may_fail |= !(1..=3).contains(&call);
                 let code = if fatal { CuResult::ERROR_UNKNOWN } else { CuResult::ERROR_OUT_OF_MEMORY };
                 match usize::from(call).checked_sub(1) {
                     Some(kind) => self.sim.fail(kinds[kind % kinds.len()], u64::from(after), code),
@@ -406,7 +413,10 @@ impl Runner {
         if fits || empty {
             return Err(format!("{size} bytes at {alignment} must fit: {error}; before: {before:?}"));
         }
-        if numbers.requested != size || numbers.live != self.pool.statistics().live_bytes {
+        // Above a maximum that was lowered, memory goes back after the refusal, and others may free some meanwhile.
+        let live = self.pool.statistics().live_bytes;
+        let freed_since = before.reserved_bytes > self.limit && live < numbers.live;
+        if numbers.requested != size || (numbers.live != live && !freed_since) {
             return Err(format!("wrong numbers: {error}"));
         }
         Ok(())
@@ -493,6 +503,12 @@ impl Runner {
                 return Err(format!("{peak} bytes were held at some moment, at most {bound:?} are allowed"));
             }
             bound.ceiling = bound.ceiling.min(held);
+        }
+        let faults = self.faults_done();
+        if statistics.unsettled_bytes == 0 {
+            self.settled_at = faults;
+        } else if !self.undoing_may_fail && faults < self.settled_at + 2 {
+            return Err(format!("one failure was not undone: {statistics:?}"));
         }
         let left: u64 = self.reservations.iter().map(Reservation::remaining).sum();
         if statistics.committed_bytes != left {
