@@ -81,8 +81,7 @@ pub(crate) fn windows(arena: &Arena, tree: &RunTree, shape: Shape, search: Searc
         seen += 1;
         seen < limit
     });
-    let mut starts: Vec<u32> =
-        starts.into_iter().flatten().filter(|&start| arena.align_up(start, shape.alignment) == Some(start)).collect();
+    let mut starts: Vec<u32> = starts.into_iter().flatten().collect();
     starts.sort_unstable();
     starts.dedup();
     let mut windows: Vec<Window> =
@@ -111,18 +110,16 @@ fn window_for_one_handle(arena: &Arena, shape: Shape) -> Option<Window> {
     Some(Window { run, missing, missing_pages: count, whole_pages: 0, new_grains: shape.grains, one_handle: true })
 }
 
-/// The aligned starts with which a run of this shape lies at one end of a stretch, or would if it were long enough.
-pub(super) fn ends(arena: &Arena, stretch: Run, shape: Shape) -> [Option<u32>; 3] {
-    // The last aligned start from which the run still ends in the stretch.
-    let last = stretch.end().checked_sub(shape.grains);
+/// The aligned starts with which a run of this shape lies at one end of a stretch, or would if it were long enough: the last
+/// before that end and the first behind it, which are the same where any start is aligned.
+pub(super) fn ends(arena: &Arena, stretch: Run, shape: Shape) -> [Option<u32>; 4] {
     let slack = (shape.alignment / GRAIN_BYTES).saturating_sub(1) as u32;
+    // From a region before this one, the address is another.
     let is_aligned = |&start: &u32| arena.align_up(start, shape.alignment) == Some(start);
-    [
-        arena.align_up(stretch.start, shape.alignment),
-        last.filter(is_aligned),
-        // From a region before this one, the address is another.
-        last.filter(|_| slack > 0).and_then(|start| arena.align_up(start.checked_sub(slack)?, shape.alignment)).filter(is_aligned),
-    ]
+    let behind = |start: u32| arena.align_up(start, shape.alignment).filter(is_aligned);
+    let before = |start: u32| behind(start.checked_sub(slack)?);
+    let last = stretch.end().checked_sub(shape.grains);
+    [behind(stretch.start), before(stretch.start), last.and_then(behind), last.and_then(before)]
 }
 
 /// The longest free runs, at most `limit`, in no order.
